@@ -185,7 +185,7 @@ class Layout:
 
     @property
     def in_units(self) -> bool:
-        """Whether eight rows are eight neighbours as they lie: those of a product of pixels."""
+        """Whether every eight rows are a unit: eight neighbours of a line, as of a 1x1 kernel at a stride of 1."""
         y, x = self.y, self.x
         return (y.size, y.k, x.k) == (1, 1, 1) and (y.first, x.first, x.stride) == (0, 0, 1)
 
@@ -262,8 +262,8 @@ class TurnedData(ABC):
 
     @property
     def late(self) -> Sequence[int] | None:
-        """Of rows that are eight neighbours as they lie, 16 bytes each, the pixels that each of eight channels begins
-        after a multiple of 16 bytes; None of others."""
+        """Where every eight rows are a unit, eight neighbours of a line: how many pixels after a multiple of 16 bytes
+        each of eight channels begins; None where they are not."""
         return None
 
     @property
@@ -297,13 +297,8 @@ class TurnedData(ABC):
     @property
     def beside_stages(self) -> int:
         """Bytes of shared memory for both rings."""
-        rings = (self.slots, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
+        rings = (SLOTS, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
         return sum(aligned(slots * nbytes) + slots * BARRIER_PAIR_BYTES for slots, nbytes in rings)
-
-    @property
-    def slots(self) -> int:
-        """Of the ring of turned chunks."""
-        return SLOTS
 
     @property
     def arriving_slots(self) -> int:

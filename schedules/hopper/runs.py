@@ -93,17 +93,17 @@ class ByClasses(TurnedData):
 
 @dataclass(frozen=True)
 class TurnedLines(ByClasses, TurnedLayout):
-    """Of boxes of a class, each of one of `lines` of an image that a tile looks at, from a multiple of 16 bytes on; of
-    `flat` images, which are one line, that is where the tile begins."""
+    """Of boxes of a class, each of one of `lines` of an image that a tile looks at, from a multiple of 16 bytes on.  Rows
+    are `units` where tiles begin at such multiples, each eight neighbours of the line."""
 
     classes: Classes
     lines: int
-    flat: bool
+    units: bool
 
     @property
     def late(self) -> Sequence[int] | None:
         each = self.classes
-        return [each.late(i % each.count) for i in range(GROUP)] if self.flat and self.layout.in_units else None
+        return [each.late(i % each.count) for i in range(GROUP)] if self.units else None
 
     def reason(self) -> str | None:
         count = self.lines * self.classes.count

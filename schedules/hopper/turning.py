@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -12,7 +11,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, SLOTS, TURNERS, WARP, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
@@ -43,7 +42,7 @@ __device__ __forceinline__ void hopper_turned_put(int to, int more, unsigned int
 """
 _LOWER, _UPPER = 0x5410, 0x7632
 _ZEROS = 0x3232  # of a word that is half of one
-# of eight neighbours, eight channels each
+# a unit: of eight neighbours, eight channels each
 _UNITS = """
 __device__ __forceinline__ void hopper_turned_units(unsigned int from, unsigned int to) {{
   unsigned int {words};
@@ -68,16 +67,18 @@ def _read_source(source: TurnedData, bits: str) -> str:
 
 
 def units_source(source: TurnedData) -> str:
-    """Of what is `late`: the words that have the neighbours of each channel are read, and halves of them put together
-    channel by channel."""
+    """How a thread turns a unit, eight neighbours in eight channels: it reads the words of each channel that have them,
+    from one multiple of 16 bytes or two, and stores each pixel's eight channels, halves of words, as a row's 16 bytes.
+    """
     late = source.late
     assert late
-    loads, stores = [], []
+    loads, stores, registers = [], [], []
 
     def read(names: Sequence[str], at: int) -> None:
         kind, count = ("b32", 1) if len(names) == 1 else (f"v{len(names)}.b32", len(names))
         targets = ", ".join(f"%{i}" for i in range(count))
         targets = targets if count == 1 else f"{{{targets}}}"
+        registers.extend(names)
         outs = ", ".join(f'"=r"({name})' for name in names)
         loads.append(f'  asm volatile("ld.shared.{kind} {targets}, [%{count}+{at}];" : {outs} : "r"(from));')
 
@@ -109,8 +110,7 @@ def units_source(source: TurnedData) -> str:
             f'  asm volatile("st.shared.v4.b32 [%0+{pixel * line}], {{%1, %2, %3, %4}};"\n'
             f'    :: "r"({place}), {values} : "memory");'
         )
-    names = sorted(set(re.findall(r"w\d_\d", "".join(loads))))
-    return _UNITS.format(words=", ".join(names), loads="\n".join(loads), stores="\n".join(stores))
+    return _UNITS.format(words=", ".join(registers), loads="\n".join(loads), stores="\n".join(stores))
 
 
 def _local(name: str, dtype: str = "int32", count: int = 1) -> Any:
@@ -166,7 +166,7 @@ class Turned:
         self.source, self.boxes, self.rows, self.readers = source, boxes, rows, readers
         self.arrived = TMABar(pool, source.arriving_slots, leader=leader)
         self.read = MBarrier(pool, source.arriving_slots, leader=leader)
-        self.full, self.empty = (MBarrier(pool, source.slots, leader=leader) for _ in range(2))
+        self.full, self.empty = (MBarrier(pool, SLOTS, leader=leader) for _ in range(2))
 
     def init(self) -> None:
         """Set the barriers up."""
@@ -254,13 +254,13 @@ class BoxTurner:
             tile = tile + self.apart
 
     def _units(self, warp: Expr, lane: Expr) -> Units:
-        """Of rows that are neighbours as they lie: eight lanes side by side have as many groups of channels of one unit
-        where those are read from different banks, or of so many units that they are."""
+        """The unit and the group of eight channels that a thread turns first.  Lanes side by side have the groups of
+        one unit; where these would be read from the same banks, those of several units."""
         source = self.memory.source
         groups, line = source.tile.k // GROUP, source.tile.swizzle
         number, group = named("unit", T.truncdiv(lane, groups)), named("group", T.truncmod(lane, groups))
         shared = source.group_bytes // UNIT
-        units = min(WARP // groups, shared & -shared)  # whose banks the groups share
+        units = min(WARP // groups, shared & -shared)  # groups are a multiple of so many units apart
         number = named("unit", T.bitwise_xor(number, T.truncdiv(group * units, GROUP)))
         number = number + (warp - FIRST_TURNER) * (WARP // groups)
         base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
@@ -340,7 +340,7 @@ class BoxTurner:
             boxes.advance()
 
     def _turn_units(self, boxes: SlotRing, rows: SlotRing, places: Units, warp: Expr) -> None:
-        """Turn the slot of `boxes`, of all channels: every other time that so many units fit."""
+        """Turn the slot of `boxes`: all channels of its units, of which both warps have as many in turn."""
         source = self.memory.source
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
         count = source.tile.rows // GROUP
@@ -401,8 +401,8 @@ class Places:
 
 @dataclass
 class Units:
-    """Of a thread, of the first units of its warp, so many `together`: where its own begins in the first class's first
-    box, and where its first row goes, both in the first slots."""
+    """Of a thread of a warp that turns so many units `together`: where its first one begins, in the first slot of
+    boxes, and where that one's first row goes, in the first slot of rows."""
 
     word: Expr
     row: Expr

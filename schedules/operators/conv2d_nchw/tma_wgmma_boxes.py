@@ -113,9 +113,10 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
     image = p.h * p.w * ITEM
 
     def lines(together: int) -> TurnedLines:
-        classes, x, flat = Classes(p.h * p.w), layout.x, p.h == 1
+        classes, x = Classes(p.h * p.w), layout.x
+        units = p.h == 1 and layout.in_units
         # in whole 16 bytes, of which a line begins somewhere in the first, and by as much later as a class may
-        before = 0 if flat and layout.in_units else VECTOR - 1
+        before = 0 if units else VECTOR - 1
         run = -(-(x.beyond - x.first + before + classes.latest) // VECTOR) * VECTOR
         source = TensorMap(
             "data",
@@ -126,7 +127,7 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
             (1, 1, 1),
             UNIT,
         )
-        return TurnedLines(source, tile, together, taps, layout, classes, layout.box[1], flat)
+        return TurnedLines(source, tile, together, taps, layout, classes, layout.box[1], units)
 
     def boxes(together: int) -> TurnedBoxes:
         source = TensorMap(
