@@ -93,8 +93,8 @@ class ByClasses(TurnedData):
 
 @dataclass(frozen=True)
 class TurnedLines(ByClasses, TurnedLayout):
-    """Of boxes of a class, each of one of `lines` of an image that a tile looks at, from a multiple of 16 bytes on.  Rows
-    are `units` where tiles begin at such multiples, each eight neighbours of the line."""
+    """Of boxes of a class, each of one of `lines` of an image that a tile looks at, from a multiple of 16 bytes on.
+    Where tiles begin at such multiples, `units` says whether every eight rows are neighbours of the line."""
 
     classes: Classes
     lines: int

@@ -72,7 +72,9 @@ def units_source(source: TurnedData) -> str:
     """
     late = source.late
     assert late
-    loads, stores, registers = [], [], []
+    loads: list[str] = []
+    stores: list[str] = []
+    registers: list[str] = []
 
     def read(names: Sequence[str], at: int) -> None:
         kind, count = ("b32", 1) if len(names) == 1 else (f"v{len(names)}.b32", len(names))
