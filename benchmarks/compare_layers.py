@@ -1,6 +1,6 @@
 """Layers at their first call beside cuDNN, on this GPU: the default choice, whatever was measured, no search.
 
-    python -m benchmarks.compare_layers                        # every file of sets in benchmarks/layers, about 400
+    python -m benchmarks.compare_layers                        # every file of sets in benchmarks/layers, about 900
     python -m benchmarks.compare_layers hwcn.json --every 1    # one file, all of its layers
     python -m benchmarks.compare_layers --only 'conv2d_nhwc float16' --seconds 300
     python -m benchmarks.compare_layers networks.json --runs 'conv2d_nchw float32' --schedule winograd
