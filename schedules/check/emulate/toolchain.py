@@ -12,7 +12,9 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -188,9 +190,12 @@ def build_kernels(source: str, kind: str = "cuda") -> Path:
 
 
 def _build_ir(source: str) -> Path:
-    target = str(parse_arch("llvm").target())
+    target = json.loads(str(parse_arch("llvm").target()))
+    if platform.machine() == "x86_64":
+        # without loads of single halves, which some CPUs have: LLVM makes them of vectors, and forgets their line
+        target["mattr"] = ["-avx512fp16"]
     try:
-        text = translate_ir(source, target)
+        text = translate_ir(source, json.dumps(target))
     except ValueError as error:
         raise EmulationError(f"cannot translate the LLVM IR: {error}") from error
 
