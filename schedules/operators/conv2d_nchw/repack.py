@@ -6,8 +6,6 @@ tap, as `packing.pack_filter` would.  A filter of 1x1 is packed as it lies.
 
 from __future__ import annotations
 
-import math
-
 from schedules.core.problem import Argument
 from schedules.core.tvm import T
 from schedules.hopper.config import WARPGROUP
@@ -75,22 +73,26 @@ def _groups(problem: NchwProblem) -> int:
     return -(-problem.ci // GROUP)
 
 
-def filter_argument(problem: NchwProblem, classes: int = 1) -> Argument:
+def by_classes(problem: NchwProblem, classes: int) -> NchwProblem:
+    """`problem`, whose kernel is 1x1, with its channels by `classes`, each of every so manyth: a class as a tap."""
+    if classes == 1:
+        return problem
+    return problem.unchecked(ci=problem.ci // classes, kw=classes, filter_layout="oihw")
+
+
+def filter_argument(problem: NchwProblem) -> Argument:
     """The tensor of the filter (kh, kw, co, ci), or of its bytes: the problem's own, or workspace named "packed", in
-    which ci is lengthened to a multiple of 8 with zeros.  Of several `classes`, each of every so manyth channel, that
-    of a 1x1 kernel is (classes, 1, co, channels of a class)."""
+    which ci is lengthened to a multiple of 8 with zeros."""
     p = problem
-    if classes > 1:
-        return Argument("packed", (classes, 1, p.co, -(-p.ci // classes // GROUP) * GROUP), p.dtype)
     weight = next(argument for argument in p.arguments() if argument.name == "filter")
     if p.ci % GROUP == 0 and (p.packed or p.kh * p.kw == 1):
         return weight
     return Argument("packed", (p.kh, p.kw, p.co, _groups(p) * GROUP), p.dtype)
 
 
-def workspace_of(problem: NchwProblem, classes: int = 1) -> tuple[Argument, ...]:
+def workspace_of(problem: NchwProblem) -> tuple[Argument, ...]:
     """What `repack` fills: the packed filter, or nothing where the problem has it."""
-    argument = filter_argument(problem, classes)
+    argument = filter_argument(problem)
     return (argument,) if argument.name == "packed" else ()
 
 
@@ -115,25 +117,11 @@ def pack_at(problem: NchwProblem, tensors: Tensors, at: Expr) -> None:
     T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, *there, source_code=text))
 
 
-def _pack_class_at(problem: NchwProblem, classes: int, tensors: Tensors, at: Expr) -> None:
-    """The same of channels by `classes`."""
-    p, channels = problem, problem.ci // classes
-    groups = -(-channels // GROUP)
-    outer, first = named("outer", T.truncdiv(at, groups)), named("first", T.truncmod(at, groups) * GROUP)
-    filter_, number = named("filter_", T.truncmod(outer, p.co)), named("class_", T.truncdiv(outer, p.co))
-    taken = tensors["filter"].ptr_to([0, 0, 0, filter_ * p.ci + first * classes + number])
-    to, text = tensors["packed"].ptr_to([number, 0, filter_, first]), _RAGGED.format(1, 0, 0, classes)
-    T.evaluate(T.cuda.func_call("nchw_repack_1", taken, to, channels - first, source_code=text))
-
-
-def repack(problem: NchwProblem, tensors: Tensors, classes: int = 1) -> None:
+def repack(problem: NchwProblem, tensors: Tensors) -> None:
     """Emit the kernel that fills "packed" from "filter"."""
-    count = pack_threads(problem) if classes == 1 else math.prod(filter_argument(problem, classes).shape) // GROUP
+    count = pack_threads(problem)
     block = T.cta_id([-(-count // WARPGROUP)])
     thread = T.thread_id([WARPGROUP])
     at = named("at", block * WARPGROUP + thread)
     with T.If(at < count), T.Then():
-        if classes > 1:
-            _pack_class_at(problem, classes, tensors, at)
-        else:
-            pack_at(problem, tensors, at)
+        pack_at(problem, tensors, at)

@@ -36,7 +36,7 @@ from schedules.hopper.rows import GROUP, RowTiles, flat_tiles, late, output_map,
 from schedules.hopper.schedule import SHIFTING, tma_schedule
 from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
+from schedules.operators.conv2d_nchw.repack import by_classes, filter_argument, repack, workspace_of
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
@@ -141,7 +141,8 @@ class NchwWork(Work[TilePlace]):
         self.given, self.problem, self.config, self.rows = problem, p, config, rows
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.classes = config.classes(problem)
-        self.workspace = workspace_of(problem, self.classes)
+        packed = by_classes(problem, self.classes)
+        self.workspace = workspace_of(packed)
         self.loaded = config.loaded(rows)
         stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
         self.kernel = (stages, 1)
@@ -154,7 +155,7 @@ class NchwWork(Work[TilePlace]):
         self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
         self.clusters = whole(rows.tiles.count, config.cluster_n) * self.channels
         run = min(config.block_k, 128 // ITEM)
-        filters = filter_argument(problem, self.classes)
+        filters = filter_argument(packed)
         line = channels if self.classes == 1 else filters.shape[-1]
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, run),
@@ -298,7 +299,7 @@ def _more(problem: NchwProblem, work: NchwWork) -> dict[str, Any]:
     from schedules.hopper.shifted import ShiftedResults
 
     shifted = {} if work.shifts else dict(way_out=partial(ShiftedResults, work.rows))
-    return dict(shifted, prepare=partial(repack, problem, classes=work.classes))
+    return dict(shifted, prepare=partial(repack, by_classes(problem, work.classes)))
 
 
 # (block_m, columns of a consumer, consumers, consumers_n)
