@@ -31,6 +31,7 @@ WARP = 32
 TURNERS = 2  # warps
 TOGETHER = TURNERS * GROUP  # channels that arrive at once at least, of which each of these turns a group
 SLOTS = 2  # of the ring of turned chunks, and of that of boxes at least
+WAITING = 48 * 1024  # bytes of turned chunks in which one more may wait, where each is read but once
 ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
 LARGE = ARRIVING // 4  # of what arrives at once
 AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
@@ -295,9 +296,16 @@ class TurnedData(ABC):
         return aligned(self.tile.nbytes)
 
     @property
+    def slots(self) -> int:
+        """Of the ring of turned chunks: where a chunk is multiplied as fast as it is turned, neither waits for the
+        other."""
+        more = self.stages == 1 and (SLOTS + 1) * self.slot_bytes <= WAITING
+        return SLOTS + more
+
+    @property
     def beside_stages(self) -> int:
         """Bytes of shared memory for both rings."""
-        rings = (SLOTS, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
+        rings = (self.slots, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
         return sum(aligned(slots * nbytes) + slots * BARRIER_PAIR_BYTES for slots, nbytes in rings)
 
     @property

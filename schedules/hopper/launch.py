@@ -9,7 +9,6 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import SLOTS
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
@@ -136,7 +135,7 @@ class SharedMemory:
         filters = tiles("filters", work.stationary_bytes) if config.stationary else stages
         turned = work.a.turned
         boxes = tiles("boxes", turned.arriving_slots * turned.arriving_bytes) if turned else None
-        rows = tiles("turned", SLOTS * turned.slot_bytes) if turned else None
+        rows = tiles("turned", turned.slots * turned.slot_bytes) if turned else None
         staging = work.output.staging.nbytes
         results = tiles("staging", config.consumers * staging) if staging else None
         added = tiles("residuals", config.consumers * work.added.nbytes) if work.added else None

@@ -11,7 +11,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, ITEM, SLOTS, TURNERS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
@@ -168,7 +168,7 @@ class Turned:
         self.source, self.boxes, self.rows, self.readers = source, boxes, rows, readers
         self.arrived = TMABar(pool, source.arriving_slots, leader=leader)
         self.read = MBarrier(pool, source.arriving_slots, leader=leader)
-        self.full, self.empty = (MBarrier(pool, SLOTS, leader=leader) for _ in range(2))
+        self.full, self.empty = (MBarrier(pool, source.slots, leader=leader) for _ in range(2))
 
     def init(self) -> None:
         """Set the barriers up."""

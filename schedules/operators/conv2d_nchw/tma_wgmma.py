@@ -302,27 +302,20 @@ def _more(problem: NchwProblem, work: NchwWork) -> dict[str, Any]:
     return dict(shifted, prepare=partial(repack, by_classes(problem, work.classes)))
 
 
-# (block_m, columns of a consumer, consumers, consumers_n)
-SHAPES = tuple(
-    (64 * (consumers // consumers_n), columns, consumers, consumers_n)
-    for columns in (128, 96, 64, 48, 32, 256, 192, 160, 144, 112, 80, 16)
-    for consumers, consumers_n in ((2, 1), (2, 2), (1, 1), (3, 1), (3, 3))
+# 64 rows of a block, consumers, those side by side, and what else
+WAYS: tuple[tuple[int, int, int, Words], ...] = (
+    (2, 2, 1, {}),
+    (1, 2, 2, {}),
+    (1, 1, 1, {}),
+    (3, 3, 1, {}),
+    (1, 3, 3, {}),
+    (4, 2, 1, {}),
+    (2, 2, 2, {}),
+    (2, 1, 1, {}),
+    (1, 2, 1, dict(ping_pong=True)),
+    (2, 2, 1, dict(ping_pong=True)),
 )
-# with phases: 64 rows of a block, consumers, those side by side, and what else
-IN_PHASES: tuple[tuple[int, int, int, Words], ...] = tuple(
-    (rows, consumers, beside, dict(words, phases=True))
-    for rows, consumers, beside, words in (
-        (1, 1, 1, {}),
-        (2, 2, 1, {}),
-        (4, 2, 1, {}),
-        (3, 3, 1, {}),
-        (1, 2, 2, {}),
-        (2, 2, 2, {}),
-        (1, 3, 3, {}),
-        (1, 2, 1, dict(ping_pong=True)),
-        (2, 2, 1, dict(ping_pong=True)),
-    )
-)
+COLUMNS = (128, 96, 64, 48, 32, 256, 224, 192, 160, 144, 112, 80, 16)  # of a consumer; with phases `phase_widths`
 LONGEST_RUN = 256  # columns of a wgmma
 TARGETS = (256, 192, 128, 64)  # of which widths that are tried are the next narrower
 
@@ -331,8 +324,8 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
     """The class's with two stages, or else the first legal tile, narrow ones first."""
     tiles = [TmaWgmmaConfig(num_stages=2)]
     tiles += [
-        TmaWgmmaConfig(m, columns * n, k, 2, consumers, 1, 1, consumers_n=n)
-        for (m, columns, consumers, n), k in product(SHAPES[::-1], (64, 16))
+        TmaWgmmaConfig(rows * ROWS, columns * beside, k, 2, consumers, 1, 1, consumers_n=beside, **words)
+        for columns, (rows, consumers, beside, words), k in product(COLUMNS[::-1], WAYS[::-1], (64, 16))
     ]
     return first_legal((config.filling(arch.device) for config in tiles), problem, arch)
 
@@ -340,14 +333,10 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
 @lru_cache
 def _tiles(device: Device, widths: tuple[int, ...]) -> tuple[Words, ...]:
     """Fields of every tile and cluster, with phases those of so many columns of a consumer."""
-    tiles: list[Words] = [
-        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n)
-        for block_m, columns, consumers, consumers_n in SHAPES
-    ]
-    tiles += [
-        dict(block_m=rows * ROWS, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
-        for columns in widths
-        for rows, consumers, consumers_n, words in IN_PHASES
+    tiles = [
+        dict(block_m=rows * ROWS, block_n=width * beside, consumers=consumers, consumers_n=beside, **words, **more)
+        for more, given in ((dict(), COLUMNS), (dict(phases=True), widths))
+        for width, (rows, consumers, beside, words) in product(given, WAYS)
     ]
     return tuple(
         dict(tile, **words)

@@ -195,6 +195,21 @@ def test_halo_emulated(emulation: None, shape: str) -> None:
         assert_correct(problem, arch, "tma_wgmma", config, ["emulated"])
 
 
+def test_consumers_may_take_tiles_in_turn(emulation: None, sm_90a: Arch) -> None:
+    """Of 1x1 kernels too, whose tiles are the widest; and one consumer may have twice the rows."""
+    one = dict(kh=1, kw=1, pad=0)
+    turning = dict(block_m=128, block_n=128, consumers=2, cluster_m=2, cluster_n=1, num_stages=6, ping_pong=True)
+    alone = dict(block_m=128, block_n=128, consumers=1, cluster_m=1, cluster_n=1, num_stages=3, blocks_sm=2, grid=264)
+    problem, spec = problem_of("conv2d_nchw", **WORK | one), operator("conv2d_nchw").schedule("tma_wgmma")
+    for words in (turning, alone):
+        config = spec.config_for(problem, sm_90a, CONFIGS[0] | dict(grid=132) | words)
+        assert config in spec.space(problem, sm_90a)
+    turns = dict(block_m=64, block_n=128, block_k=32, num_stages=3, grid=2, cluster_m=1, cluster_n=1, consumers=2)
+    fields = PACKED | one | dict(n=3, h=8, w=24, ci=40, co=200, bias=True)
+    assert_emulated("conv2d_nchw", fields, CONFIGS[0] | turns | dict(ping_pong=True))
+    assert_emulated("conv2d_nchw", fields, CONFIGS[0] | turns | dict(block_m=128, consumers=1))
+
+
 def test_widths_of_phases() -> None:
     def widths(**fields: Any) -> tuple[int, ...]:
         problem = problem_of("conv2d_nchw", **WORK | fields)

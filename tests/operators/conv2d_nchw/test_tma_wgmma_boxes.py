@@ -173,6 +173,17 @@ def test_stages_of_a_chunk_are_unrolled(sm_90a: Arch, kernel: int, row: bool, un
     assert len(calls) == unrolled * SMALL["block_k"] // 16
 
 
+def test_one_more_chunk_waits_where_each_is_read_once(sm_90a: Arch) -> None:
+    def slots(fields: dict[str, Any], block_m: int, block_k: int) -> int:
+        words = dict(block_m=block_m, block_k=block_k, consumers=min(2, block_m // 64))
+        return work_of(sm_90a, WORK | fields, **words).turned.slots
+
+    one = dict(kh=1, kw=1, pad=0)
+    # 8, 16 and 32 KiB of a chunk
+    assert [slots(one, *tile) for tile in ((64, 64), (128, 64), (256, 64))] == [3, 3, 2]
+    assert slots({}, 64, 32) == 2
+
+
 def test_tiles_are_those_that_are_cheap_to_turn(sm_90a: Arch) -> None:
     # lines of 32 pixels, whose words are of all banks, rather than squares
     for pixels, box in ((64, (1, 2, 32)), (128, (1, 4, 32)), (256, (1, 8, 32))):
