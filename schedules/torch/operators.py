@@ -7,13 +7,14 @@ wherever anything else has a say: `torch.compile`, fake tensors, modes, functorc
 
 Once a call went to its kernel, its like goes there again after one look at the tensors: `Known` keeps calls with the
 guard that `torch.compile` has for the tensors of a graph, which compares all that the dispatcher goes by.  Code that
-was compiled calls the registered operator, which takes the same way.
+was compiled calls the registered operator, which takes the same way, or where it is inductor's what `straight` makes.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from schedules.core.errors import DerivativeError
+from schedules.torch.inductor import tell
 from schedules.torch.kernels import REMEMBERED, when_bundles_change
 
 LOWER = "lower"  # what autocast computes with, as opposed to float32
@@ -48,6 +50,7 @@ _overridden = torch._C._has_torch_function  # by a mode, or the class of a tenso
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _profiling = torch.autograd._profiler_enabled
+_modes = torch._C._len_torch_dispatch_stack
 _guard = functools.partial(
     torch._C._dynamo.guards.TensorGuards, dynamic_dims_sizes=None, dynamic_dims_strides=None
 )  # of classes, keys for the dispatcher as it stands, dtypes, devices, sizes, strides and requires_grad
@@ -154,8 +157,12 @@ def custom_operator(
         known.keep(key(*arguments), given, launch)
         return results
 
+    def faked(*arguments: Any) -> Any:
+        tell(registered)  # whoever compiles comes by here
+        return fake(*arguments)
+
     torch.library.impl(qualified, ["cpu", "cuda"], run)
-    torch.library.register_fake(qualified, fake)
+    torch.library.register_fake(qualified, faked)
     torch.library.register_autograd(qualified, backward, setup_context=context)
     for device in ("cpu", "cuda") if autocast == LOWER else ("cuda",) if autocast else ():
         torch.library.impl(qualified, f"Autocast{device.upper()}", _casting(registered, tensors, autocast, device))
@@ -199,6 +206,43 @@ def custom_operator(
 
     registered._op = call  # what is called by its name, in code that inductor wrote too, goes the same way
     _found[call] = lambda *arguments: look(arguments, tensors_of(arguments[:tensors]))
+    return call
+
+
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # by `straight`
+
+
+def _forget_straight() -> None:
+    for function in list(_made):
+        function.forget()
+
+
+when_bundles_change(_forget_straight)
+
+
+def straight(registered: Callable[..., Any], arguments: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """`registered` of the `arguments` of tensors, as a function of these for code that inductor wrote: which made sure
+    that they are always alike, so that it looks at them until their kernel is known, and then no more."""
+    look, launch = _found[registered._op], None  # type: ignore[attr-defined]
+
+    def call(*tensors: Tensor) -> Any:
+        if launch is None or _profiling() or _modes():
+            return otherwise(tensors)
+        return launch(*tensors)
+
+    def otherwise(tensors: tuple[Tensor, ...]) -> Any:
+        nonlocal launch
+        given = arguments(*tensors)
+        results = registered(*given)
+        launch = look(*given)
+        return results
+
+    def forget() -> None:
+        nonlocal launch
+        launch = None
+
+    call.forget = forget  # type: ignore[attr-defined]
+    _made.add(call)
     return call
 
 
