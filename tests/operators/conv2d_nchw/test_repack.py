@@ -9,7 +9,7 @@ import pytest
 from schedules.build.builder import build
 from schedules.core.arch import Arch
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nchw.repack import IN_REGISTERS, filter_argument
+from schedules.operators.conv2d_nchw.repack import IN_REGISTERS, by_classes, filter_argument
 from tests.conftest import problem_of
 from tests.hopper_kernels import assert_correct_on, assert_emulated
 
@@ -41,6 +41,16 @@ def test_it_is_a_kernel_of_its_own(cuda_compiler: None, sm_90a: Arch, fields: di
     assert kernels == (1 if taps == 1 else 2) and (filter_argument(problem).name == "packed") == (taps > 1)
     assert all(each.stack == each.spill_stores == each.spill_loads == 0 for each in built.resources)
     assert ("uint4 v = ((const uint4*)from)[i]" in str(built.sources["cu"])) == (1 < taps <= IN_REGISTERS)
+
+
+def test_classes_of_channels_are_packed_as_taps(cuda_compiler: None, sm_90a: Arch) -> None:
+    """Planes of 7x7 have eight classes: 32 channels of each, packed eight at a time."""
+    problem = problem_of("conv2d_nchw", n=4, h=7, w=7, ci=256, co=40, kh=1, kw=1, dtype="float16")
+    words = dict(block_m=64, block_n=64, block_k=16, num_stages=3, consumers=1, cluster_m=1, cluster_n=1, grid=0)
+    built = build(problem, sm_90a, "tma_wgmma", words | dict(consumers_n=1, phases=True, halo=False, split_k=1))
+    assert filter_argument(by_classes(problem, 8)).shape == (1, 8, 40, 32) and len(built.resources) == 2
+    assert "uint4 v = ((const uint4*)from)[i]" in str(built.sources["cu"])
+    assert by_classes(problem, 1) is problem
 
 
 def test_filters_are_taken_as_they_lie(sm_90a: Arch) -> None:
