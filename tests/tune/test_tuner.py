@@ -162,7 +162,7 @@ def test_a_search_where_all_fails_alike_gives_up(problem: Problem, host: Arch, t
 def test_one_cause_has_many_texts(problem: Problem, host: Arch, tmp_path: Path) -> None:
     def full(candidate: Candidate) -> Failure:
         number = random.Random(str(candidate.key)).randrange(10**6)
-        return Failure("compile", f"cannot write /tmp/{number}/kernel.o at {number:#x}")
+        return Failure("compile", f"cannot write /a/{number}/kernel.o at {number:#x}")
 
     with pytest.raises(TuningError, match="the first 16 candidates all failed alike"):
         run(problem, host, tmp_path, FakeCrew(full), Limits(trials=100))
