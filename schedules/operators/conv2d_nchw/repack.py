@@ -1,20 +1,24 @@
 """Filters as they lie, (co, ci, kh, kw), for schedules that read them tap by tap: a kernel before packs them.
 
 A thread has eight input channels of an output channel, whose taps lie side by side, and writes eight channels of each
-tap, as `packing.pack_filter` would.  A filter of 1x1 is packed as it lies.
+tap, as `packing.pack_filter` would.  What the threads of a block have is one run of memory: they copy it into shared
+memory together, in whole sectors, and then read each its own from there.  A filter of 1x1 is packed as it lies.
 """
 
 from __future__ import annotations
 
 from schedules.core.problem import Argument
-from schedules.core.tvm import T
+from schedules.core.tvm import IRBuilder, T
 from schedules.hopper.config import WARPGROUP
+from schedules.hopper.shared import UNIT
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.tirx.types import Expr, Tensors
 from schedules.tirx.values import named
 
 GROUP = 8  # channels of a thread, 16 bytes
 IN_REGISTERS = 25  # taps that a thread reads at once, in words; it reads more of them one by one
+STAGED = 48 * 1024  # bytes of a block's filters at most that it copies into shared memory
+_COPY = "cp.async.cg.shared.global"
 
 # {0} taps of eight channels, as many vectors of 16 bytes; in `to` a tap's begin {1} bytes after those of the tap before
 _AT_ONCE = """
@@ -101,20 +105,36 @@ def pack_threads(problem: NchwProblem) -> int:
     return problem.co * _groups(problem)
 
 
-def pack_at(problem: NchwProblem, tensors: Tensors, at: Expr) -> None:
-    """Emit what thread number `at` packs; elements have 16 bits."""
-    p, taps, groups = problem, problem.kh * problem.kw, _groups(problem)
+def pack_block(problem: NchwProblem, tensors: Tensors, block: Expr, thread: Expr) -> None:
+    """Emit what block number `block` packs, of WARPGROUP threads; elements have 16 bits."""
+    p, taps, groups, count = problem, problem.kh * problem.kw, _groups(problem), pack_threads(problem)
+    at = named("at", block * WARPGROUP + thread)
     filter_: Expr = named("filter_", T.truncdiv(at, groups))
     first = named("first", T.truncmod(at, groups) * GROUP)
     start = filter_ * p.ci + first  # counted whatever the shape
     taken = tensors["filter"].ptr_to([0, 0, 0, start if p.packed else start * taps])
     to = tensors["packed"].ptr_to([0, 0, filter_, first])
     whole = p.ci % GROUP == 0
+    pitch = taps | 1  # 16 bytes from thread to thread: so eight of them read from all banks
+    if whole and pitch * WARPGROUP * UNIT <= STAGED:
+        memory = T.alloc_shared((WARPGROUP * pitch * GROUP,), p.dtype, align=UNIT)
+        IRBuilder.name("filters", memory)
+        for turn in range(taps):
+            unit = turn * WARPGROUP + thread
+            of_all = named("unit", block * (WARPGROUP * taps) + unit)
+            with T.If(of_all < count * taps), T.Then():
+                source = tensors["filter"].ptr_to([0, 0, 0, of_all * GROUP])
+                place = unit if pitch == taps else T.truncdiv(unit, taps) * pitch + T.truncmod(unit, taps)
+                T.evaluate(T.ptx[_COPY](memory.ptr_to([place * GROUP]), source, UNIT))
+        T.evaluate(T.ptx.cp.async_.wait_all())
+        T.evaluate(T.cuda.cta_sync())
+        taken = memory.ptr_to([thread * (pitch * GROUP)])
     source = _RAGGED if not whole else _AT_ONCE if taps <= IN_REGISTERS else _ONE_BY_ONE
     apart = (p.co * p.ci, 1) if p.packed else (1, taps)
     text = source.format(taps, p.co * groups * GROUP * 2, *apart)
     there = [] if whole else [p.ci - first]
-    T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, *there, source_code=text))
+    with T.If(at < count), T.Then():
+        T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, *there, source_code=text))
 
 
 def repack(problem: NchwProblem, tensors: Tensors) -> None:
@@ -122,6 +142,4 @@ def repack(problem: NchwProblem, tensors: Tensors) -> None:
     count = pack_threads(problem)
     block = T.cta_id([-(-count // WARPGROUP)])
     thread = T.thread_id([WARPGROUP])
-    at = named("at", block * WARPGROUP + thread)
-    with T.If(at < count), T.Then():
-        pack_at(problem, tensors, at)
+    pack_block(problem, tensors, block, thread)

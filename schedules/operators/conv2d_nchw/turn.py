@@ -20,7 +20,7 @@ from schedules.hopper.lines import down
 from schedules.hopper.shared import UNIT
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
-from schedules.operators.conv2d_nchw.repack import GROUP, pack_at, pack_threads, workspace_of
+from schedules.operators.conv2d_nchw.repack import GROUP, pack_block, pack_threads, workspace_of
 from schedules.tirx.types import Expr, Tensors
 from schedules.tirx.values import kept, named
 
@@ -141,9 +141,9 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
                 _zero(positions, groups, views, at)
         if packed:
             # kept, else TVM multiplies the number of the first block too, and the product need not fit into 32 bits
-            at = kept("at", (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread)
-            with T.If(_all(at >= 0, at < packed)), T.Then():
-                pack_at(p, tensors, at)
+            first = kept("first_block", block - (turned - (-zeros // WARPGROUP)))
+            with T.If(first >= 0), T.Then():
+                pack_block(p, tensors, first, thread)
 
 
 def _all(*conditions: Expr) -> Expr:
