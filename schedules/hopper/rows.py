@@ -48,7 +48,8 @@ def output_map(problem: Conv2dProblem, staging: Staging, channels: int, flat: bo
 @dataclass(frozen=True)
 class RowTiles:
     """Tiles of image rows, or of a part of one, `width` pixels of which are loaded and those within `margins` (left,
-    right) not stored; rows of narrower images are lengthened to `width` with zeros.
+    right) not stored; rows of narrower images are lengthened to `width` with zeros.  Of a stride along rows one pixel
+    in each `step` is stored.
 
     Of `flat` ones, of stride 1, rows are `width` as they lie and an image is one: runs are of several rows."""
 
@@ -57,6 +58,11 @@ class RowTiles:
     margins: tuple[int, int]
     run: int
     flat: bool = False
+
+    @property
+    def step(self) -> int:
+        """Pixels loaded for each that is stored."""
+        return self.tiles.problem.stride[1]
 
     def with_halo(self) -> RowTiles:
         """The same with the rows below that the kernel's further rows look at: tiles of one image, at stride 1."""
@@ -89,7 +95,7 @@ class RowTiles:
         """(bytes into `tile`, x, channel, y, n) of each box of part number `part` of what the outputs from `start` on
         look at, `down` rows below theirs."""
         stride = self.tiles.problem.stride[0]
-        x = start[2] - self.margins[0]
+        x = start[2] * self.step - self.margins[0]
         if self.cut(parts):
             n, y, _ = self.tiles.of_part(start, part, parts)
             return [(part * (tile.nbytes // parts), x, 0, y * stride + down, n)]
@@ -138,7 +144,7 @@ def row_tiles(problem: Conv2dProblem, columns: int, consumers: int, images: bool
     run = next((run for run in RUNS if columns % run == 0), 0)
     if max(p.w + late(p.w), p.out_w) <= columns or consumers > 1 or not run or columns <= left + right:
         return None
-    return RowTiles(PixelTiles(p, (1, 1, columns - left - right)), columns, (left, right), run)
+    return RowTiles(PixelTiles(p, (1, 1, (columns - left - right) // p.stride[1])), columns, (left, right), run)
 
 
 @lru_cache(maxsize=4096)
@@ -161,7 +167,7 @@ def _whole_rows(p: Conv2dProblem, width: int, run: int, rows: int, consumers: in
         side_by_side = run or next((run for run in RUNS if each % run == 0), 0)
         if not side_by_side:
             continue
-        tiles = RowTiles(PixelTiles(p, (n, h, width)), width, (0, 0), side_by_side, flat=not run)
+        tiles = RowTiles(PixelTiles(p, (n, h, width // p.stride[1])), width, (0, 0), side_by_side, flat=not run)
         key = tiles.tiles.count, -side_by_side, n
         if best is None or key < best[0]:
             best = key, tiles

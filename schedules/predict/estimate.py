@@ -91,6 +91,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     lines, kernel_rows, looked_at = lines_of(p, columns)
     multiplied, tile_n = tile_n, tile_n * lines
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
+    if getattr(spec.config, "thins", False):
+        pixel = pixel / p.stride[1]
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
     by_tma = FILLED in columns.fields
     apart = p.output_axes[-1] == "n" and not by_tma and "tile_h" not in columns.fields

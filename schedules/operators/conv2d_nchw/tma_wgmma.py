@@ -8,6 +8,10 @@ so that a shift is a choice of registers and a shuffle.  With `halo` a step is a
 of the kernel looks at are loaded once, the kernel's rows are offsets into them, and a stage has the filters of all
 taps.
 
+A stride along a row is taken where a row of the kernel has one tap: columns are all pixels that are loaded, and the
+epilogue leaves out those that no output looks at.  Rows that a stride leaves out are not loaded, and where the kernel
+has one row, what counts is that rows which are looked at are whole 16 bytes apart.
+
 With `phases` taps along a row are phases of the reduction, the last tap's first, between which the sums move by a
 column: one set of sums, for wider tiles, and loads as those of an ordinary implicit GEMM.  A row's first sums, which
 move out of it, are complete then, since the taps to come look beyond the image at them: they wait in registers.
@@ -23,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
@@ -43,12 +47,15 @@ from schedules.tirx.values import named
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
+STEP = 2  # pixels that a stride along a row moves by, at most
 ADDRESSING = 40  # registers beside the accumulators, about; less than others, as columns have no bias
 
 
 @dataclass(frozen=True)
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (output channels, pixels, input channels)."""
+
+    thins: ClassVar[bool] = True  # a tile's columns are pixels that are loaded, of which a stride leaves some out
 
     block_n: int = 128
     consumers_n: int = 1  # consumers side by side along the pixels
@@ -61,17 +68,18 @@ class TmaWgmmaConfig(HopperConfig):
         if self.consumers_n < 1 or self.block_n < self.consumers_n:
             return None
         tiles = flat_tiles if self.phases else row_tiles
-        return tiles(flattened(problem, batch=False), self.columns, self.consumers_n, images=not self.halo)
+        return tiles(looked_at(problem), self.columns, self.consumers_n, images=not self.halo)
 
     def loaded(self, rows: RowTiles) -> RowTiles:
         """The pixels of a stage."""
         return rows.with_halo() if self.halo else rows
 
     def staging(self, rows: RowTiles) -> Staging | RunStaging:
-        stored = self.columns - sum(rows.margins)
-        if late(rows.tiles.problem.w):
+        stored = (self.columns - sum(rows.margins)) // rows.step
+        run = rows.run // rows.step
+        if late(rows.tiles.problem.out_w) or run < self.granule:
             return run_staging(self.rows, stored, stored + GROUP, ITEM)
-        return staging_for(self.rows, stored, ITEM, rows.run)
+        return staging_for(self.rows, stored, ITEM, run)
 
     def classes(self, problem: NchwProblem) -> int:
         """Of channels whose rows begin alike, which are phases of the reduction."""
@@ -80,14 +88,15 @@ class TmaWgmmaConfig(HopperConfig):
         return VECTOR // math.gcd(p.w, VECTOR) if self.phases and alone else 1
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        p = flattened(problem, batch=False)
+        p = looked_at(problem)
         if p.dtype not in DTYPES:
             return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
         classes = self.classes(problem)
-        for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
-            if size % VECTOR and (classes == 1 or name == "ci"):
-                return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
-        if p.stride[1] != 1:
+        if p.ci % VECTOR:
+            return f"ci={p.ci} is not a multiple of {VECTOR}, which TMA needs"
+        if pitch(problem) % VECTOR and classes == 1:
+            return f"rows that are looked at are {pitch(problem)} pixels apart, TMA needs a multiple of {VECTOR}"
+        if p.stride[1] != 1 and (p.stride[1] > STEP or p.kw > 1 or p.pad[1]):
             return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
         reach = max(map(abs, shifts(p)))
         if reach > GROUP:
@@ -99,7 +108,7 @@ class TmaWgmmaConfig(HopperConfig):
                 f"phases={self.phases} is for several taps along a row, side by side and not all of them beyond it, at"
                 f" stride 1, not for kw={p.kw}, stride={p.stride}, pad={p.pad[1]}, dilation={p.dilation[1]}"
             )
-        rows = self.rows_of(p)
+        rows = self.rows_of(problem)
         reason = self.check_block(p.dtype, arch, 1 if self.phases else p.kw, ADDRESSING)
         if reason:
             return reason
@@ -108,6 +117,8 @@ class TmaWgmmaConfig(HopperConfig):
                 f"block_n={self.block_n} for consumers_n={self.consumers_n} holds no whole number of rows of"
                 f" {max(p.w, p.out_w)} pixels"
             )
+        if (self.columns - sum(rows.margins)) % (self.granule * rows.step):
+            return f"block_n={self.block_n} leaves no multiple of {self.granule} pixels at stride={p.stride}"
         if self.phases:
             kept = moves(p, self, rows, classes).sums(self.rows // ROWS)
             reason = self.check_sums(p.dtype, arch, 1, ADDRESSING + kept)
@@ -118,6 +129,18 @@ class TmaWgmmaConfig(HopperConfig):
         if self.block_m % (8 * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
         return NchwWork(problem, self, rows).reason(arch)
+
+
+def pitch(problem: NchwProblem) -> int:
+    """Pixels from a row that is looked at to the next."""
+    p = flattened(problem, batch=False)
+    return p.w * (p.stride[0] if (p.kh, p.pad[0]) == (1, 0) else 1)
+
+
+def looked_at(problem: NchwProblem) -> NchwProblem:
+    """`problem` with pixels as tiles count them: of kernels of one row only rows that are looked at, `pitch` apart."""
+    p: NchwProblem = flattened(problem, batch=False)
+    return p if pitch(problem) == p.w else p.unchecked(h=p.out_h, stride=(1, p.stride[1]))
 
 
 def moves(problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles, classes: int) -> Shifts:
@@ -137,7 +160,7 @@ class NchwWork(Work[TilePlace]):
     channels_along_rows = True
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
-        p = flattened(problem, batch=False)
+        p = looked_at(problem)
         self.given, self.problem, self.config, self.rows = problem, p, config, rows
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.classes = config.classes(problem)
@@ -170,9 +193,9 @@ class NchwWork(Work[TilePlace]):
             ),
             taps * across,
         )
-        image = p.h * p.w * ITEM
+        image = problem.h * problem.w * ITEM
         h, w = (1, p.h * p.w) if rows.flat else (p.h, p.w)
-        apart, each = w, image  # rows, and channels
+        apart, each = w if rows.flat else pitch(problem), image  # rows, and channels
         if self.classes > 1:
             # a row begins at the last 16 bytes at which it could, were its class's and those before it so far apart
             apart, each, h = w // VECTOR * VECTOR, self.classes * image, self.classes
@@ -347,7 +370,7 @@ def _tiles(device: Device, widths: tuple[int, ...]) -> tuple[Words, ...]:
 
 def phase_widths(problem: NchwProblem) -> tuple[int, ...]:
     """Columns of a consumer worth trying with phases: of whole rows, or of equal parts of one with its margins."""
-    p, most = flattened(problem, batch=False), LONGEST_RUN
+    p, most = looked_at(problem), LONGEST_RUN
     if p.kw == 1 and not late(p.w):
         return ()
     if p.w + late(p.w) <= most:
