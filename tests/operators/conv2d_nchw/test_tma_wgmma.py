@@ -13,8 +13,9 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.hopper.geometry import Shifts
+from schedules.hopper.shared import TensorMap
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.tma_wgmma import NchwWork, TmaWgmmaConfig, phase_widths
+from schedules.operators.conv2d_nchw.tma_wgmma import NchwWork, TmaWgmmaConfig, looked_at, phase_widths
 from tests.conftest import assert_correct, problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
@@ -34,6 +35,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one long row to the right": dict(n=1, h=1, w=304, ci=16, co=64, kh=1, kw=9),
     "1x1": dict(n=3, h=5, w=8, ci=72, co=200, kh=1, kw=1, bias=True, activation="relu"),
     "1x1, rows of no whole vectors": dict(n=2, h=8, w=7, ci=40, co=24, kh=1, kw=1),
+    "every other pixel": dict(n=2, h=8, w=16, ci=40, co=72, kh=1, kw=1, stride=2, bias=True),
+    "every other pixel, of lines that TMA stores": dict(
+        n=1, h=9, w=64, ci=16, co=40, kh=1, kw=1, stride="1,2", residual=True, activation="relu"
+    ),
+    "every other row, whole 16 bytes apart": dict(n=3, h=14, w=28, ci=40, co=24, kh=1, kw=1, stride=2, residual=True),
+    "every third row, every pixel": dict(n=2, h=8, w=24, ci=24, co=24, kh=1, kw=1, stride="3,1", bias=True),
+    "every other pixel, wider than a tile": dict(n=1, h=3, w=400, ci=24, co=40, kh=1, kw=1, stride=2),
+    "output rows of no whole 16 bytes": dict(n=2, h=7, w=24, ci=24, co=40, kh=3, kw=3, residual=True),
     "bfloat16": dict(n=2, h=6, w=48, ci=40, co=30, kh=3, kw=3, pad=1, bias=True, dtype="bfloat16"),
     "many tiles": dict(n=24, h=32, w=32, ci=16, co=200, kh=3, kw=3, pad=1),
 }
@@ -152,9 +161,10 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         spec.config_for(problem_of("conv2d_nchw", **WORK | dict(stride="2,1")), sm_90a, dict(halo=True))
     for fields, reason in (
         (dict(ci=12), "ci=12 is not a multiple of 8"),
-        (dict(w=36), "w=36 is not a multiple of 8"),
-        (dict(pad=0), "out_w=30 is not a multiple of 8"),
+        (dict(w=36), "rows that are looked at are 36 pixels apart, TMA needs a multiple of 8"),
+        (dict(kh=1, kw=1, pad=0, w=30, stride=2), "are 60 pixels apart"),
         (dict(stride=2), "moves 2 pixels along a row"),
+        (dict(kh=1, kw=1, pad=0, stride=3), "moves 3 pixels along a row"),
         (dict(pad=9, kw=11), "pad=9, dilation=1 reach over 9 pixels, sums shift by 8 at most"),
         (dict(kw=11), "reach over 9 pixels"),
         (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
@@ -259,7 +269,15 @@ def test_the_search_tries_few_columns_for_wide_kernels(sm_90a: Arch) -> None:
 
 
 def test_shapes(emulation: None, cuda_compiler: None, fields: dict[str, Any]) -> None:
-    found = assert_well_made(assert_emulated("conv2d_nchw", fields, {}, compiled=True), "HGMMA")
+    """Results leave by TMA where rows of the output are whole 16 bytes, and a tile's lines too."""
+    built = assert_emulated("conv2d_nchw", fields, {}, compiled=True)
+    problem, config = problem_of("conv2d_nchw", **fields), built.config
+    assert isinstance(problem, NchwProblem) and isinstance(config, TmaWgmmaConfig)
+    rows = config.rows_of(problem)
+    assert rows
+    by_tma = isinstance(NchwWork(problem, config, rows).output.target, TensorMap)
+    assert by_tma == (looked_at(problem).out_w % 8 == 0 and rows.run // rows.step >= 16)
+    found = assert_well_made(built, "HGMMA", by_tma)
     assert bool(found["LDG"]) == fields.get("bias", False)
 
 
