@@ -9,7 +9,7 @@ import pytest
 from schedules.build.builder import build
 from schedules.core.arch import Arch
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nchw.repack import IN_REGISTERS, by_classes, filter_argument
+from schedules.operators.conv2d_nchw.repack import IN_REGISTERS, STAGED, by_classes, filter_argument
 from tests.conftest import problem_of
 from tests.hopper_kernels import assert_correct_on, assert_emulated
 
@@ -41,6 +41,13 @@ def test_it_is_a_kernel_of_its_own(cuda_compiler: None, sm_90a: Arch, fields: di
     assert kernels == (1 if taps == 1 else 2) and (filter_argument(problem).name == "packed") == (taps > 1)
     assert all(each.stack == each.spill_stores == each.spill_loads == 0 for each in built.resources)
     assert ("uint4 v = ((const uint4*)from)[i]" in str(built.sources["cu"])) == (1 < taps <= IN_REGISTERS)
+
+
+def test_a_block_copies_what_it_packs_together(cuda_compiler: None, sm_90a: Arch, fields: dict[str, Any]) -> None:
+    """In whole sectors, as far as shared memory reaches."""
+    taps = fields["kh"] * fields["kw"]
+    source = str(build(problem_of("conv2d_nchw", **fields), sm_90a, "tma_wgmma").sources["cu"])
+    assert ("cp_async_cg_async_cg_shared_glob" in source) == (1 < taps and (taps | 1) * 16 * 128 <= STAGED)
 
 
 def test_classes_of_channels_are_packed_as_taps(cuda_compiler: None, sm_90a: Arch) -> None:
