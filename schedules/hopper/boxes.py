@@ -1,14 +1,15 @@
 """Operand a from boxes of NCHW data, which TMA brings as they lie and threads turn in shared memory, once for all taps.
 
 Beside the ring of stages, which has filters alone, a block has two more.  Boxes arrive in one: of some of a chunk's
-channels all rows and columns that a tile looks at, pixels side by side.  Two warps of the producer read two neighbours
+channels all rows and columns that a tile looks at, pixels side by side.  Two warps beside the loads read two neighbours
 at a time, of eight channels, and store 16 bytes of each into the other, swizzled, with the channels side by side:
 K-major tiles, of which a tap is the same rows, moved.  There pixels stand in groups of eight of a line, as rows of
 operand a do for wgmma; a group has the pixels beyond its ends too, which taps along a row reach, so that groups are
 `Layout.pitch` rows apart wherever their line ends.  With a stride there are such lines for each remainder of the
 coordinates.  TMA fills with zeros what lies beyond the image.
 
-A turned chunk serves the stages of all rows of the kernel.
+A turned chunk serves the stages of all rows of the kernel.  Where that is but one, a chunk may be multiplied faster
+than two warps turn one: then three pairs of warps take turns at the chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -227,6 +228,7 @@ class TurnedData(ABC):
     tile: SharedTile
     together: int
     taps: int
+    pairs: int = field(default=1, kw_only=True)  # of warps, which take turns at the chunks
 
     @property
     @abstractmethod
@@ -298,9 +300,10 @@ class TurnedData(ABC):
     @property
     def slots(self) -> int:
         """Of the ring of turned chunks: where a chunk is multiplied as fast as it is turned, neither waits for the
-        other."""
-        more = self.stages == 1 and (SLOTS + 1) * self.slot_bytes <= WAITING
-        return SLOTS + more
+        other.  Of several pairs each has slots of its own: it never waits for what another pair has not come to."""
+        if self.pairs > 1:
+            return self.pairs * (1 + (2 * self.pairs * self.slot_bytes <= WAITING))
+        return SLOTS + (self.stages == 1 and (SLOTS + 1) * self.slot_bytes <= WAITING)
 
     @property
     def beside_stages(self) -> int:
@@ -311,8 +314,10 @@ class TurnedData(ABC):
     @property
     def arriving_slots(self) -> int:
         """Of the ring of boxes: a load takes longer than a chunk of one tap is multiplied."""
-        most = self.arrivals * (AHEAD_OF_ONE if self.kernel == (1, 1) else AHEAD)
-        return max(SLOTS + (self.arrivals > 1), min(most, ARRIVING // self.arriving_bytes))
+        most = self.arrivals * (AHEAD_OF_ONE if self.kernel == (1, 1) else max(AHEAD, self.pairs))
+        found = max(SLOTS + (self.arrivals > 1), min(most, ARRIVING // self.arriving_bytes))
+        each = self.pairs * self.arrivals if self.pairs > 1 else 1  # those of a chunk of each
+        return max(each, found // each * each)
 
     def reason(self) -> str | None:
         """Why TMA brings no such boxes; None if it does."""

@@ -116,8 +116,19 @@ class HopperConfig(Config):
         return self.rows * self.columns // WARPGROUP
 
     @property
+    def beside(self) -> int:
+        """Warpgroups that do not multiply."""
+        return 1
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
+        return WARPGROUP * (self.consumers + self.beside)
+
+    @property
+    def shares(self) -> tuple[int, int] | None:
+        """32-bit registers of a thread of those warpgroups, 0 where it has what the launch gives, and of a consumer's;
+        None where there is no such block."""
+        return self.registers.get((self.consumers, self.blocks_sm))
 
     @property
     def frees(self) -> int:
@@ -171,7 +182,7 @@ class HopperConfig(Config):
         for name, value in self.to_json().items():
             if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
-        if (self.consumers, self.blocks_sm) not in self.registers:
+        if self.shares is None:
             known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in self.registers)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
         if self.ping_pong:
@@ -201,7 +212,8 @@ class HopperConfig(Config):
 
     def check_sums(self, dtype: str, arch: Arch, sums: int, addressing: int) -> str | None:
         """Why a block has no room for its sums; None if it has."""
-        most = self.registers[self.consumers, self.blocks_sm][1]
+        assert self.shares
+        most = self.shares[1]
         needed = sums * self.accumulators + addressing
         if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"

@@ -33,6 +33,7 @@ from schedules.hopper.warm import warm
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 from schedules.tirx.types import Tensors
+from schedules.tirx.values import named
 
 RESIDUAL_WARP = 1  # of the producer's, whose first loads the operands
 
@@ -52,7 +53,8 @@ def program(
     consumers, cluster = config.consumers, config.cluster
     copied = work.a.copied  # by all of the producer's threads
     added = work.added is not None
-    producer_registers, consumer_registers = config.registers[consumers, config.blocks_sm]
+    assert config.shares  # the config is legal
+    producer_registers, consumer_registers = config.shares
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
     turned = work.a.turned is not None
@@ -78,7 +80,7 @@ def program(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
         block = T.cta_id([clusters * cluster])
-        group = T.warpgroup_id([consumers + 1])
+        group = T.warpgroup_id([consumers + config.beside])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
@@ -106,18 +108,20 @@ def program(
         phase: T.int32
         phase = 0
         ring = T.meta_var(cores.ring(memory, at, stage, phase))
-        if group == consumers:
+        if group >= consumers:
             part("The producer: one thread has TMA fill every stage that is free, tile after tile")
             if producer_registers > 0:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
-            before_loads(work, warp)
+            # of the warps that do not multiply
+            number = T.meta_var(warp if config.beside == 1 else named("number", (group - consumers) * 4 + warp))
+            before_loads(work, number)
             producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters, thread, views))
             if copied:
                 if dependent:  # noqa: SIM102 (of the two only the other is the kernel's)
                     if thread == 0:  # what threads copy was there before the kernel before began
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                 producer.run(tile)
-            elif warp == 0:
+            elif number == 0:
                 T.cuda.warp_sync()
                 if T.cuda.elect_sync():
                     if dependent:
@@ -125,25 +129,25 @@ def program(
                     producer.run(tile)
                     cores.drain(ring)
             if turned:
-                part("Two warps turn operand a, of which another has TMA bring boxes of the data as they lie")
+                part("Pairs of warps turn operand a, of which another has TMA bring boxes of the data as they lie")
                 turner = T.meta_var(turner_of(work, memory.turned, maps.a, at, clusters))
-                if warp == LOADER:
+                if number == LOADER:
                     T.cuda.warp_sync()
                     if T.cuda.elect_sync():
                         if dependent:
                             T.evaluate(T.ptx["griddepcontrol.wait"]())
                         turner.load(tile, partial(work.loads_a, ry=0, rx=0, part=0))
-                if warp >= FIRST_TURNER:
-                    turner.turn(tile, warp, lane)
+                if number >= FIRST_TURNER:
+                    turner.turn(tile, number - FIRST_TURNER, lane)
             if added:
                 part("A warp of its own: one thread has TMA bring residuals, which wait for nothing but room")
-                if warp == RESIDUAL_WARP:
+                if number == RESIDUAL_WARP:
                     T.cuda.warp_sync()
                     if T.cuda.elect_sync():
                         if dependent:
                             T.evaluate(T.ptx["griddepcontrol.wait"]())
                         producer.run_residuals(tile)
-            cores.beside_producer(ring, memory, at, clusters, warp, tile)
+            cores.beside_producer(ring, memory, at, clusters, number, tile)
             after_loads(work)
         else:
             part(cores.consumers)

@@ -1,4 +1,5 @@
-"""What fills operand a from boxes (`hopper.boxes`): a warp that has TMA bring them, two that turn them."""
+"""What fills operand a from boxes (`hopper.boxes`): a warp that has TMA bring them, pairs that take turns at turning
+them."""
 
 from __future__ import annotations
 
@@ -235,25 +236,47 @@ class BoxTurner:
         ring.advance()
 
     @T.inline
-    def turn(self, tile: Variable, warp: Expr, lane: Expr) -> None:
-        """Turn them, by `lane` of one of the warps that do."""
+    def turn(self, tile: Variable, number: Expr, lane: Expr) -> None:
+        """Turn them, by `lane` of warp `number` of those that do: its pair's of the chunks, each after those of the
+        other pairs."""
         boxes = T.meta_var(self.memory.ring_of_boxes())
         rows = T.meta_var(self.memory.ring_of_rows())
+        pairs = T.meta_var(self.memory.source.pairs)
+        arrivals = T.meta_var(self.memory.source.arrivals)
+        warp = T.meta_var(number if pairs == 1 else named("of_pair", number % TURNERS))
         fixed = T.meta_var(self.places(warp, lane))
+        others: T.int32  # chunks of other pairs before this one's next
+        others = 0
+        if pairs > 1:
+            others = T.truncdiv(number, TURNERS)
+            rows.skip(others)
+            boxes.skip(others * arrivals)
         while tile < self.clusters:
             places = T.meta_var(self.places_of(tile, warp, lane) if fixed is None else fixed)
             chunk: T.int32
             chunk = self.first
             while chunk < self.chunks:
-                rows.wait_empty()
-                self.turn_chunk(boxes, rows, places, warp, lane)
-                T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-                T.evaluate(T.cuda.warp_sync())
-                if lane == 0:
-                    rows.full.arrive(rows.slot)
-                rows.advance()
+                if pairs == 1:
+                    self.turn_next(boxes, rows, places, warp, lane)
+                else:
+                    if others == 0:
+                        self.turn_next(boxes, rows, places, warp, lane)
+                        boxes.skip(T.int32((pairs - 1) * arrivals))
+                        others = pairs
+                    others = others - 1
                 chunk = chunk + self.every
             tile = tile + self.apart
+
+    @T.inline
+    def turn_next(self, boxes: SlotRing, rows: SlotRing, places: Any, warp: Expr, lane: Expr) -> None:
+        """Turn the pair's next chunk, and go on to the one after that."""
+        rows.wait_empty()
+        self.turn_chunk(boxes, rows, places, warp, lane)
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        T.evaluate(T.cuda.warp_sync())
+        if lane == 0:
+            rows.full.arrive(rows.slot)
+        rows.skip(T.int32(self.memory.source.pairs))
 
     def _units(self, warp: Expr, lane: Expr) -> Units:
         """The unit and the group of eight channels that a thread turns first.  Lanes side by side have the groups of
@@ -264,7 +287,7 @@ class BoxTurner:
         shared = source.group_bytes // UNIT
         units = min(WARP // groups, shared & -shared)  # groups are a multiple of so many units apart
         number = named("unit", T.bitwise_xor(number, T.truncdiv(group * units, GROUP)))
-        number = number + (warp - FIRST_TURNER) * (WARP // groups)
+        number = number + warp * (WARP // groups)
         base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
         to = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.rows.ptr_to([0])))
         word = kept("first_unit", base + group * source.group_bytes + number * UNIT)
@@ -315,10 +338,9 @@ class BoxTurner:
     def _bases(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
         """Where the channels of a warp begin in what arrives first, and where the first turned tile does; and the
         warp's number among those that turn."""
-        turner = warp - FIRST_TURNER
         base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
         to = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.rows.ptr_to([0])))
-        return named("first_pixels", base + turner * self.memory.source.group_bytes), to, turner
+        return named("first_pixels", base + warp * self.memory.source.group_bytes), to, warp
 
     def _place(self, to: Expr, row: Expr, turner: Expr) -> Expr:
         """Where a row's first channels of a warp go, negative if nowhere."""
@@ -355,7 +377,7 @@ class BoxTurner:
                     for place, slot, each in zip((places.word, places.row), (start, to), more, strict=True)
                 ),
             )
-            some = warp < FIRST_TURNER + (count - first) // places.together
+            some = warp < (count - first) // places.together
             with where(some if count - first < places.together * TURNERS else None):
                 T.evaluate(T.cuda.func_call(*call, source_code=units_source(source)))
 
@@ -422,7 +444,8 @@ def turner_of(work: Work, turned: Turned, tensor_map: Variable, at: ClusterPlace
     def place(tile: Expr) -> Any:
         return work.place(tile, at.rank_m, at.rank_n)
 
-    registers, _ = work.config.registers[work.config.consumers, work.config.blocks_sm]
+    assert work.config.shares
+    own, of_consumer = work.config.shares
     return BoxTurner(
         turned,
         tensor_map,
@@ -433,5 +456,5 @@ def turner_of(work: Work, turned: Turned, tensor_map: Variable, at: ClusterPlace
         work.chunks // turned.source.stages,
         at.rank_k,
         work.config.split_k,
-        registers or 255,
+        own or of_consumer,
     )

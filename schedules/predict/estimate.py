@@ -266,7 +266,7 @@ def threads_of(columns: Columns) -> Array:
     """Threads of a block."""
     known = columns.fields
     if "consumers" in known:
-        return WARPGROUP * (known["consumers"] + 1)
+        return WARPGROUP * (known["consumers"] + (columns.get("pairs", 1.0) + 1) // 2)
     if "warps_m" in known:
         return WARP * known["warps_m"] * columns.get("warps_n", 1.0)
     if "block_m" in known:  # warpgroups, which have 64 rows each

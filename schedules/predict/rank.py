@@ -18,7 +18,7 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import ADDRESSING, INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import LAUNCH, Work, by_pairs, lines_of, operand_bytes, tile_of, work
+from schedules.predict.estimate import LAUNCH, Work, by_pairs, lines_of, operand_bytes, threads_of, tile_of, work
 from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
@@ -37,7 +37,7 @@ FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
 # fields by which a stage has something else, and what they usually are
-WAYS = {"window": 0.0, "turned": 0.0, "halo": 0.0, "tall": 0.0, "phases": 0.0, "lines": 1.0}
+WAYS = {"window": 0.0, "turned": 0.0, "halo": 0.0, "tall": 0.0, "phases": 0.0, "lines": 1.0, "pairs": 1.0}
 
 
 @dataclass(frozen=True)
@@ -292,9 +292,12 @@ def _sums_fit(outputs: Array, columns: Columns, spec: ScheduleSpec, arch: Arch) 
     """Whether consumers have the registers for the sums of a tile's `outputs`, as `HopperConfig.check_sums` has it."""
     consumers, blocks_sm = columns.get("consumers"), columns.get("blocks_sm")
     parts, most = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, consumers), np.zeros(columns.count)
-    for each, (_, registers) in spec.config.registers.items():  # type: ignore[attr-defined]
-        most[(consumers == each[0]) & (blocks_sm == each[1])] = registers
-    at_launch = arch.registers_sm // (WARPGROUP * (consumers + 1) * blocks_sm) // 8 * 8
+    names = [name for name in ("consumers", "blocks_sm", "pairs") if name in columns.fields]
+    blocks, kind = np.unique(np.stack([columns.get(name) for name in names]), axis=1, return_inverse=True)
+    for number, block in enumerate(blocks.T.astype(int).tolist()):
+        shares = spec.config(**dict(zip(names, block, strict=True))).shares  # type: ignore[attr-defined]
+        most[kind.reshape(-1) == number] = shares[1] if shares else 0
+    at_launch = arch.registers_sm // (threads_of(columns) * blocks_sm) // 8 * 8
     side = columns.get("block_n") / columns.get("consumers_n", 1.0) // 2 + INSTRUCTION
     fit: Array = (outputs / parts / WARPGROUP + ADDRESSING <= most) & (side <= at_launch)
     return fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, TypeVar
 
@@ -90,6 +90,7 @@ class FilterWork(Work[P]):
     def turn(self, source: TurnedData) -> None:
         """Have operand a be turned beside the stages: those of a chunk of the channels come one after the other, and
         blocks that share the reduction take every split_k-th chunk, zeros among them beyond the last."""
+        source = replace(source, pairs=self.config.beside * 2 - 1)  # a pair beside the loads, two more in a warpgroup
         split, taps = self.config.split_k, source.taps
         self.kernel, self.chunks = (1, 1), -(-self.chunks // split) * split * source.stages
         self.a, self.turned = Operand(source.tile, source), source

@@ -17,7 +17,7 @@ from itertools import product
 from typing import ClassVar, TypeVar
 
 from schedules.core.arch import Arch
-from schedules.core.space import ProductSpace, axis
+from schedules.core.space import ProductSpace, Words, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import Along, Layout, TurnedBoxes, in_parts, turned_tile
 from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_legal, fitting, plain, stage_channels
@@ -42,6 +42,10 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 }}
 """
 DTYPES = ("float16", "bfloat16")
+PAIRS = (1, 3)
+MOST_TAPS = 7  # of a kernel of which several pairs are tried
+# registers where three pairs turn, as `HopperConfig.registers` has them
+THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
 VECTOR = UNIT // ITEM  # elements in 16 bytes
 
 
@@ -60,11 +64,20 @@ class TmaWgmmaBoxesConfig(HopperConfig):
 
     # a stage has the filters of all taps of a row of the kernel; else of one
     row: bool = True
+    pairs: int = 1  # of warps that turn: one beside the loads, or three, of which two have a warpgroup of their own
+
+    @property
+    def beside(self) -> int:
+        return (self.pairs + 1) // 2
+
+    @property
+    def shares(self) -> tuple[int, int] | None:
+        return super().shares if self.pairs == 1 else THREE_PAIRS.get((self.consumers, self.blocks_sm))
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_block(problem.dtype, arch)
+        reason = self.check_pairs() or self.check_block(problem.dtype, arch)
         if reason:
             return reason
         p = flattened(problem, batch=False)
@@ -76,6 +89,15 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         if work is None:
             return f"block_m={self.block_m} pixels have no box of an image in lines of whole eights"
         return work.reason(arch)
+
+    def check_pairs(self) -> str | None:
+        """Why there are no such warps; None if there are."""
+        if self.pairs not in PAIRS:
+            return f"pairs={self.pairs} of warps that turn is not {' or '.join(map(str, PAIRS))}"
+        if self.pairs > 1 and self.shares is None:
+            known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in THREE_PAIRS)
+            return f"pairs={self.pairs} is for consumers and blocks_sm of {known}"
+        return None
 
     def work(self, problem: NchwProblem) -> BoxWork | None:
         """None if there are no such tiles."""
@@ -292,13 +314,17 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaBoxesConfig:
     return small(TmaWgmmaBoxesConfig, problem, arch)
 
 
+def pairs(problem: NchwProblem) -> tuple[Words, ...]:
+    """More than a pair where a chunk is multiplied about as fast as one turns it."""
+    return axis("pairs", PAIRS if problem.kh * problem.kw <= MOST_TAPS else PAIRS[:1])
+
+
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
     p = problem
     shapes = fitting(lambda m: boxes(p, m) or -(-p.pixels // m), p.co, p.reduction, arch.device)
     rows = axis("row", (True, False) if p.kw > 1 else (True,))
-    return ProductSpace(
-        TmaWgmmaBoxesConfig, blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True), rows, DEPTHS
-    )
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True)
+    return ProductSpace(TmaWgmmaBoxesConfig, words, rows, pairs(p), DEPTHS)
 
 
 SCHEDULE = tma_schedule(

@@ -26,7 +26,7 @@ from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
-from schedules.operators.conv2d_nchw.tma_wgmma_boxes import DTYPES, TmaWgmmaBoxesConfig, small
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import DTYPES, TmaWgmmaBoxesConfig, pairs, small
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
@@ -38,7 +38,7 @@ class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
+        reason = self.check_pairs() or self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
         if reason:
             return reason
         p = simplest(problem)
@@ -242,7 +242,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaRunsConfig]:
     shapes = fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
     words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True)
     rows = axis("row", (True, False) if simplest(p).kw > 1 else (True,))
-    return ProductSpace(TmaWgmmaRunsConfig, words, rows, DEPTHS)
+    return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), DEPTHS)
 
 
 SCHEDULE = tma_schedule(

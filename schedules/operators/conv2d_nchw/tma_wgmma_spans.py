@@ -91,7 +91,8 @@ class SpansWork(PositionWork):
             row = end
         pairs = 1 if neighbours else row // 2 if planes else 0
         tile = SharedTile(row, config.block_k, ITEM, self.run)
-        registers = config.registers[config.consumers, config.blocks_sm][0] or 255
+        assert config.shares
+        registers = config.shares[0] or 255
         spans = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers, pairs, config.num_stages)
         self.a = Operand(tile, spans)
         self.products = tuple(

@@ -61,6 +61,16 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
     SMALL | dict(split_k=4, grid=4),
 ]
+# by three pairs of warps, whose chunks come in turn: fewer than pairs, of tiles one after the other, of parts
+IN_TURN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (dict(ci=40), dict(block_k=64)),
+    (dict(ci=400, co=72, bias=True), dict(block_m=128, consumers=2, block_n=64, block_k=64)),
+    (dict(kh=1, kw=5, pad="0,2", ci=72), dict(row=False)),
+    (dict(kh=3, kw=3, pad=1, h=8, w=16, ci=72), dict(block_n=16)),
+    (dict(h=8, w=8, ci=200), dict(split_k=2, grid=4)),
+    (dict(h=14, w=14, ci=264), dict(consumers=2, ping_pong=True, num_stages=3)),
+    (dict(co=72), dict(cluster_m=2, grid=4)),
+]
 # taps far apart make a turned tile of so many rows that a thread that turns has registers for one unit at a time
 MANY_ROWS = dict(n=1, h=1, w=389, ci=40, co=16, kh=1, kw=5, pad="0,10", dilation="1,5")
 
@@ -84,6 +94,25 @@ def test_emulated(emulation: None, shape: str) -> None:
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     fields = dict(n=2, h=11, w=24, ci=40, co=32, kh=3, kw=2, pad=1, bias=True)
     assert_emulated("conv2d_nchw", HALF | fields, words, NAME)
+
+
+@pytest.mark.parametrize("fields, words", IN_TURN, ids=str)
+def test_pairs_that_take_turns_emulated(emulation: None, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    sizes = HALF | dict(n=3, h=9, w=7, ci=136, co=40, kh=1, kw=1) | fields
+    assert_emulated("conv2d_nchw", sizes, SMALL | dict(pairs=3) | words, NAME)
+
+
+@pytest.mark.parametrize("words", [dict(), dict(block_m=128, consumers=2, block_n=192)], ids=str)
+def test_pairs_have_registers_and_slots_of_their_own(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
+    fields = dict(n=4, h=14, w=14, ci=256, co=192, kh=1, kw=1)
+    built = build(problem_of("conv2d_nchw", **fields, **HALF), sm_90a, NAME, SMALL | dict(pairs=3, block_k=64) | words)
+    assert_producer_fits(built)
+    assert built.launch and built.launch.threads == 128 * (words.get("consumers", 1) + 2)
+    for more in ({}, dict(block_k=32), dict(h=15, w=15)):
+        sizes = {name: size for name, size in more.items() if name != "block_k"}
+        work = work_of(sm_90a, fields | sizes, **dict(pairs=3) | words | dict(block_k=more.get("block_k", 64)))
+        turned = work.turned
+        assert turned.pairs == 3 and turned.slots % 3 == turned.arriving_slots % (3 * turned.arrivals) == 0
 
 
 @pytest.mark.parametrize("w", (389, 400))
@@ -215,6 +244,8 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads bring for their own block; give 1"),
         (dict(block_k=128), "block_k=128 is not 32 or 64"),
         (dict(num_stages=40), "num_stages=40 needs"),
+        (dict(pairs=2), "pairs=2 of warps that turn is not 1 or 3"),
+        (dict(pairs=3, block_m=192, consumers=3), "pairs=3 is for consumers and blocks_sm of 1 and 1, 2 and 1"),
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem, sm_90a, SMALL | words)

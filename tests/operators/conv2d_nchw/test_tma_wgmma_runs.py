@@ -50,6 +50,8 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(consumers=2, ping_pong=True, num_stages=3),
     SMALL | dict(block_m=192, block_n=48, consumers=3),
     SMALL | dict(consumers=2, ping_pong=True, stationary=True),
+    SMALL | dict(pairs=3),
+    SMALL | dict(pairs=3, block_m=128, consumers=2, block_k=64, split_k=2, grid=4, row=False),
     SMALL | dict(split_k=2, grid=4),
     SMALL | dict(split_k=4, grid=4, row=False, block_m=128, consumers=2),
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
