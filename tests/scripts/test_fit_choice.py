@@ -12,7 +12,20 @@ import pytest
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
 from schedules.predict import trees
-from scripts.fit_choice import GRADES, ROUNDS, SORTED_ROUNDS, Rows, Worth, known, learned, mean, restate, train, worths
+from scripts.fit_choice import (
+    GRADES,
+    ROUNDS,
+    SEEDS,
+    SORTED_ROUNDS,
+    Rows,
+    Worth,
+    known,
+    learned,
+    mean,
+    restate,
+    train,
+    worths,
+)
 from scripts.trials import Layer
 
 
@@ -47,11 +60,11 @@ def test_trees_of_order_choose_better_than_those_of_times() -> None:
     folder = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h100-80gb-hbm3"
     rows = Rows([each for each in learned(known(folder)[1]) if len(each.trials) > 3][:60])
     model, times = train(rows, {}, 64), 64
-    assert len(model.roots) == times + SORTED_ROUNDS * times // ROUNDS
+    each = times + SORTED_ROUNDS * times // ROUNDS
+    assert len(model.roots) == SEEDS * each
+    of_times = np.concatenate([model.roots[seed * each : seed * each + times] for seed in range(SEEDS)])
     own, table = np.log(rows.total), rows.table(model.names)
-    chosen = [
-        mean(rows.regrets(own + each.predict(table))) for each in (model, replace(model, roots=model.roots[:times]))
-    ]
+    chosen = [mean(rows.regrets(own + each.predict(table))) for each in (model, replace(model, roots=of_times))]
     assert chosen[0] < chosen[1] - 0.01
     # still times, about: a correction of none in the mean
     assert abs(float(np.mean(model.predict(table) - rows.target))) < 0.05
