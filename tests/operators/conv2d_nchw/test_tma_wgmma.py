@@ -281,6 +281,20 @@ def test_shapes(emulation: None, cuda_compiler: None, fields: dict[str, Any]) ->
     assert bool(found["LDG"]) == fields.get("bias", False)
 
 
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (dict(h=8, w=32, kh=3, pad="1,0", stride="1,2"), dict(block_n=128, halo=True)),
+        (dict(h=9, w=24, kh=3, stride=2, bias=True), dict(block_n=96)),
+        (dict(h=4, w=300, kh=1, stride=2, residual=True), dict(block_n=48)),
+    ],
+    ids=("a halo", "rows of several taps", "parts of rows that begin late"),
+)
+def test_strides_along_rows_emulated(emulation: None, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    small = dict(block_m=64, block_k=16, consumers=1, num_stages=2, cluster_m=1, cluster_n=1, grid=2)
+    assert_emulated("conv2d_nchw", PACKED | dict(n=2, ci=40, co=72, kw=1) | fields, small | words)
+
+
 @pytest.mark.parametrize("words", CONFIGS[1::2], ids=str)  # the others by those of other layouts
 def test_configs(emulation: None, cuda_compiler: None, words: dict[str, Any]) -> None:
     width = dict(w=64 if words["block_n"] // words["consumers_n"] % 64 == 0 else 32)
