@@ -201,9 +201,19 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
 
 def by_pairs(of: Callable[[int, int], tuple[int, int] | None], first: Array, second: Array) -> Array:
     """What `of` says of each row of both columns, infinity where it is None, as two columns; of equal rows once."""
-    rows, number = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
-    found = np.array([of(int(a), int(b)) or (math.inf, math.inf) for a, b in rows])
-    return found[number.reshape(-1)]
+    rows, number = distinct(first, second)
+    return np.array([of(a, b) or (math.inf, math.inf) for a, b in rows])[number]
+
+
+def distinct(*columns: Array) -> tuple[list[tuple[int, ...]], Array]:
+    """The rows of `columns` of small whole numbers, each once, and the number of each row among them."""
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    kind = np.ravel_multi_index([column.astype(np.intp) for column in columns], sizes)
+    found = np.flatnonzero(np.bincount(kind))
+    number = np.zeros(math.prod(sizes), np.intp)
+    number[found] = np.arange(len(found))
+    rows = zip(*(axis.tolist() for axis in np.unravel_index(found, sizes)), strict=True)
+    return list(rows), number[kind]
 
 
 def _boxes(p: Any, spec: ScheduleSpec, pixels: Array, columns: Columns, along: Array) -> Array:

@@ -18,7 +18,17 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import ADDRESSING, INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import LAUNCH, Work, by_pairs, lines_of, operand_bytes, threads_of, tile_of, work
+from schedules.predict.estimate import (
+    LAUNCH,
+    Work,
+    by_pairs,
+    distinct,
+    lines_of,
+    operand_bytes,
+    threads_of,
+    tile_of,
+    work,
+)
 from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
@@ -291,12 +301,12 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
 def _sums_fit(outputs: Array, columns: Columns, spec: ScheduleSpec, arch: Arch) -> Array:
     """Whether consumers have the registers for the sums of a tile's `outputs`, as `HopperConfig.check_sums` has it."""
     consumers, blocks_sm = columns.get("consumers"), columns.get("blocks_sm")
-    parts, most = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, consumers), np.zeros(columns.count)
+    parts = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, consumers)
     names = [name for name in ("consumers", "blocks_sm", "pairs") if name in columns.fields]
-    blocks, kind = np.unique(np.stack([columns.get(name) for name in names]), axis=1, return_inverse=True)
-    for number, block in enumerate(blocks.T.astype(int).tolist()):
-        shares = spec.config(**dict(zip(names, block, strict=True))).shares  # type: ignore[attr-defined]
-        most[kind.reshape(-1) == number] = shares[1] if shares else 0
+    given, kind = distinct(*(columns.get(name) for name in names))
+    blocks = (spec.config(**dict(zip(names, block, strict=True))) for block in given)
+    shares = (block.shares for block in blocks)  # type: ignore[attr-defined]
+    most = np.array([own[1] if own else 0 for own in shares])[kind]
     at_launch = arch.registers_sm // (threads_of(columns) * blocks_sm) // 8 * 8
     side = columns.get("block_n") / columns.get("consumers_n", 1.0) // 2 + INSTRUCTION
     fit: Array = (outputs / parts / WARPGROUP + ADDRESSING <= most) & (side <= at_launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schedules.core.arch import parse_arch
@@ -13,7 +14,7 @@ from schedules.core.registry import operator_of
 from schedules.operators.conv2d_hwcn.tma_wgmma import HwcnWork
 from schedules.operators.conv2d_nhwc.tma_wgmma import work_of
 from schedules.predict.configs import columns_of
-from schedules.predict.estimate import work
+from schedules.predict.estimate import distinct, work
 
 ARCH = parse_arch("cuda:sm_90a")
 LAYER = {"n": "32", "h": "28", "w": "28", "ci": "64", "co": "64", "kh": "3", "kw": "3", "pad": "1", "dtype": "float16"}
@@ -25,6 +26,14 @@ def parts(name: str, schedule: str, layer: dict[str, str], *configs: dict[str, A
     made: list[Config] = [spec.config.parse(config) for config in configs]
     found = work(problem, spec, columns_of(made), ARCH)
     return [{key: float(part[row]) for key, part in found.parts.items()} for row in range(len(made))]
+
+
+@pytest.mark.parametrize("count", (0, 1, 500))
+def test_equal_rows_are_found_once(count: int) -> None:
+    columns = [np.random.default_rng(i).integers(0, 3 + i, count).astype(float) for i in range(3)]
+    rows, number = distinct(*columns)
+    assert len(rows) == len(set(rows)) == len(set(zip(*columns, strict=True)))
+    assert [rows[each] for each in number] == list(zip(*columns, strict=True))
 
 
 def test_sums_that_registers_do_not_hold() -> None:

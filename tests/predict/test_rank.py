@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from schedules.core.presets import resolve
 from schedules.core.registry import operator_of
 from schedules.measure.choice import default_choice
 from schedules.predict import trees
+from schedules.predict.configs import columns_of
 from schedules.predict.estimate import LAUNCH
-from schedules.predict.rank import predicted_us, ranked
+from schedules.predict.rank import _sums_fit, predicted_us, ranked
 from scripts import fit_choice
 
 ROOT = Path(__file__).parents[2]
@@ -130,3 +132,18 @@ def test_what_trials_show_to_be_fast_is_among_the_ranked() -> None:
             if us and best > 1.25 * us:
                 lost.append((str(layer.problem), name, str(config), us, best))
     assert not lost
+
+
+@pytest.mark.parametrize("pairs", (1, 3))
+def test_the_choice_knows_the_registers_of_a_block(pairs: int) -> None:
+    """As the check of configs has them, however many warps turn."""
+    _, problem = resolve("conv2d_nchw", {**LAYER, "h": "14", "w": "14", "kh": "1", "kw": "1", "pad": "0"})
+    spec = operator_of(problem).schedule("tma_wgmma_boxes")
+    configs: list[Any] = [
+        spec.config.parse(dict(block_m=m * consumers, block_n=n, consumers=consumers, pairs=pairs, num_stages=2))
+        for m, consumers, n in product((64, 128), (1, 2), range(32, 257, 32))
+    ]
+    columns = columns_of(configs)
+    found = _sums_fit(columns.get("block_m") * columns.get("block_n"), columns, spec, ARCH)
+    reasons = [each.check_block("float16", ARCH) for each in configs]
+    assert found.tolist() == ["registers" not in (reason or "") for reason in reasons] and len(set(found.tolist())) == 2
