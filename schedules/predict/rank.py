@@ -189,21 +189,22 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
 def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], arch: Arch, trained: bool) -> list[Part]:
     """The legal configs that the coarse trees take for the fastest, or the estimate if not `trained`, with as many
     stages as there is room for."""
-    parts = []
+    ways: list[tuple[Part, Array, Array]] = []  # of a schedule, the rows of each, and their estimates
     for spec in specs:
         columns = roughly_filled(columns_of_space(spec, problem, arch), problem, spec, arch)
         if columns.count:
             part = Part(spec, columns, work(problem, spec, columns, arch))
-            ways = _ways(part)
-            parts += [part.take(np.flatnonzero(ways == way)) for way in np.unique(ways)]
-    while len({part.spec.name for part in parts}) > 1:
-        first = min(parts, key=lambda part: float(part.made.total.min())).spec
+            kinds, total = _ways(part), part.made.total
+            each = (np.flatnonzero(kinds == kind) for kind in np.flatnonzero(np.bincount(kinds)))
+            ways += [(part, rows, total[rows]) for rows in each]
+    while len({part.spec.name for part, *_ in ways}) > 1:
+        first = min(ways, key=lambda way: float(way[2].min()))[0].spec
         if first.default(problem, arch).check(problem, arch) is None:
             break
         # of a schedule that is never legal, which would make all others hopeless
-        parts = [part for part in parts if part.spec is not first]
-    least = min((part.made.total.min() for part in parts), default=0.0)
-    parts = [_sifted(part, max(HOPELESS * least, BESIDE * part.made.total.min())) for part in parts]
+        ways = [way for way in ways if way[0].spec is not first]
+    least = min((total.min() for *_, total in ways), default=0.0)
+    parts = [part.take(rows[_sifted(total, max(HOPELESS * least, BESIDE * total.min()))]) for part, rows, total in ways]
     parts = [part for part in parts if part.columns.count]
     if trained:
         found = _timed(op, problem, arch, trees.load(trees.COARSE), parts)
@@ -234,11 +235,13 @@ def _ways(part: Part) -> Array:
     return found
 
 
-def _sifted(part: Part, most: float) -> Part:
-    """The configs of the least estimate, SIFTED or fewer, below `most`."""
-    total = part.made.total
-    rows = np.argsort(total, kind="stable")[:SIFTED]
-    return part.take(rows[total[rows] < most])
+def _sifted(total: Array, most: float) -> Array:
+    """The rows of the least estimate `total`, SIFTED or fewer, below `most`; the least first."""
+    rows = np.flatnonzero(total < most)
+    if len(rows) > SIFTED:  # not all are put in order
+        rows = rows[total[rows] <= np.partition(total[rows], SIFTED - 1)[SIFTED - 1]]
+    found: Array = rows[np.argsort(total[rows], kind="stable")][:SIFTED]
+    return found
 
 
 def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arch) -> Columns:
