@@ -153,8 +153,9 @@ def translate_asm(statement: AsmStatement, line: int) -> str:
     return " ".join(["do {", *declarations, body, *results, "} while (0)"])
 
 
-def translate_shared(tokens: list[Token], number: int, dynamic: bool) -> tuple[str, int]:
-    """Translates the declaration after `__shared__`, up to its semicolon; returns it and the next free number."""
+def translate_shared(tokens: list[Token], kernel: int, number: int, dynamic: bool) -> tuple[str, int]:
+    """Translates the declaration after `__shared__`, up to its semicolon, in kernel number `kernel`; returns it and the
+    next free number."""
     alignment = "0"
     kept: list[Token] = []
     index = 0
@@ -179,15 +180,19 @@ def translate_shared(tokens: list[Token], number: int, dynamic: bool) -> tuple[s
             statements.append(f"{element}* {name.text} = {call};")
         else:
             variable = f"{element}{''.join(token.text for token in extents)}"
-            statements.append(f"auto& {name.text} = emu::shared_variable<{variable}, ({alignment}), {number}>();")
+            statements.append(
+                f"auto& {name.text} = emu::shared_variable<{variable}, ({alignment}), {kernel}, {number}>();"
+            )
             number += 1
     return " ".join(statements), number
 
 
-def find_kernels(tokens: list[Token]) -> tuple[str, ...]:
-    """The names of the __global__ functions, in order."""
-    code = [token for token in tokens if token.is_code()]
-    names: dict[str, None] = {}
+def find_kernels(tokens: list[Token]) -> dict[str, int]:
+    """The names of the __global__ functions, in order, and the tokens that their definitions begin with: their last
+    declarations."""
+    places = [place for place, token in enumerate(tokens) if token.is_code()]
+    code = [tokens[place] for place in places]
+    names: dict[str, int] = {}
     for start, token in enumerate(code):
         if token.text != "__global__":
             continue
@@ -195,11 +200,11 @@ def find_kernels(tokens: list[Token]) -> tuple[str, ...]:
         while index + 1 < len(code):
             if code[index + 1].text == "(" and code[index].kind == "name":
                 if not code[index].text.startswith("__"):  # an attribute such as __launch_bounds__ otherwise
-                    names[code[index].text] = None
+                    names[code[index].text] = places[start]
                     break
                 index = _closing(code, index + 1)
             index += 1
-    return tuple(names)
+    return names
 
 
 def translate(source: str) -> Translation:
@@ -211,6 +216,8 @@ def translate(source: str) -> Translation:
     tokens = tokenize(source)
     output: list[str] = []
     index, shared_number, line = 0, 0, 1
+    kernels = find_kernels(tokens)
+    begins = list(kernels.values())
     pending_extern = -1  # where the `extern` of an `extern __shared__` stands in `output`
 
     def skip_to(stop: int, replacement: str) -> None:
@@ -236,7 +243,10 @@ def translate(source: str) -> Translation:
             dynamic = pending_extern >= 0
             if dynamic:
                 output[pending_extern] = ""
-            declaration, shared_number = translate_shared(tokens[index + 1 : semicolon], shared_number, dynamic)
+            # one of a function before all kernels is the first's
+            before = [(begin, number) for number, begin in enumerate(begins) if begin <= index]
+            _, kernel = max(before, default=(0, 0))
+            declaration, shared_number = translate_shared(tokens[index + 1 : semicolon], kernel, shared_number, dynamic)
             skip_to(semicolon + 1, declaration)
             pending_extern = -1
             continue
@@ -245,6 +255,5 @@ def translate(source: str) -> Translation:
         output.append(token.text)
         line += token.text.count("\n")
         index += 1
-    kernels = find_kernels(tokens)
-    exports = "".join(f"\nEMU_EXPORT_KERNEL({name})" for name in kernels)
-    return Translation("".join(output) + exports + "\n", kernels)
+    exports = "".join(f"\nEMU_EXPORT_KERNEL({name}, {number})" for number, name in enumerate(kernels))
+    return Translation("".join(output) + exports + "\n", tuple(kernels))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from schedules.check.emulate.translate import find_kernels, parse_asm, tokenize, translate
@@ -38,11 +40,11 @@ def test_unknown_ptx_becomes_a_call() -> None:
 @pytest.mark.parametrize(
     "declaration, expected",
     [
-        ("__shared__ alignas(64) half a[2][8];", "auto& a = emu::shared_variable<half[2][8], (64), 0>();"),
-        ("__shared__ __align__(16) uint a[8];", "auto& a = emu::shared_variable<uint[8], (16), 0>();"),
+        ("__shared__ alignas(64) half a[2][8];", "auto& a = emu::shared_variable<half[2][8], (64), 0, 0>();"),
+        ("__shared__ __align__(16) uint a[8];", "auto& a = emu::shared_variable<uint[8], (16), 0, 0>();"),
         (
             "__shared__ int a, b[N + 1];",
-            "auto& a = emu::shared_variable<int, (0), 0>(); auto& b = emu::shared_variable<int[N+1], (0), 1>();",
+            "auto& a = emu::shared_variable<int, (0), 0, 0>(); auto& b = emu::shared_variable<int[N+1], (0), 0, 1>();",
         ),
         (
             "extern __shared__ alignas(1024) uchar buf[];",
@@ -61,8 +63,20 @@ def test_kernels_are_found_once_behind_attributes() -> None:
       __global__ __launch_bounds__(64, 2) void second() {}
       __device__ void helper() {}
     """
-    assert find_kernels(tokenize(source)) == ("first", "second")
-    assert translate(source).source.rstrip().endswith("EMU_EXPORT_KERNEL(first)\nEMU_EXPORT_KERNEL(second)")
+    assert list(find_kernels(tokenize(source))) == ["first", "second"]
+    assert translate(source).source.rstrip().endswith("EMU_EXPORT_KERNEL(first, 0)\nEMU_EXPORT_KERNEL(second, 1)")
+
+
+def test_shared_variables_are_of_their_kernel() -> None:
+    """Declared before, in another order than they are defined in."""
+    source = """
+      __global__ void first(int* a);
+      __global__ void second(int* a);
+      __global__ void second(int* a) { __shared__ int b[4]; b[0] = a[0]; }
+      __global__ void first(int* a) { __shared__ int c[8]; __shared__ int d[2]; c[0] = d[0] = a[0]; }
+    """
+    found = re.findall(r"shared_variable<(int\[\d\]), \(0\), (\d), \d>", translate(source).source)
+    assert found == [("int[4]", "1"), ("int[8]", "0"), ("int[2]", "0")]
 
 
 def test_unbalanced_brackets() -> None:

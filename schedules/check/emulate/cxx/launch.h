@@ -7,7 +7,7 @@ namespace emu {
 
 constexpr int kMaxSharedVariables = 256;
 
-// The __shared__ variables of one compiled source, in the order of their registration.
+// The __shared__ variables of one kernel, in the order of their registration.
 struct SharedLayout {
   int count;
   int placed;  // 1: `address` says where they lie, in memory of the kernel library (cxx/amdgcn.cc)
@@ -57,7 +57,7 @@ extern "C" int emu_launch(const emu::Kernel* kernel, void** arguments, const emu
                           int message_size);
 
 // Placed once per kernel behind the translated source.
-#define EMU_EXPORT_KERNEL(name)                                                                \
+#define EMU_EXPORT_KERNEL(name, number)                                                        \
   extern "C" __attribute__((visibility("default"))) const emu::Kernel emu_kernel_##name = {    \
-      [](void** arguments) { emu::invoke(&name, arguments); }, &emu::shared_layout,            \
+      [](void** arguments) { emu::invoke(&name, arguments); }, &emu::shared_layouts[number],   \
       emu::count_parameters(&name)};

@@ -8,18 +8,22 @@
 
 namespace emu {
 
-static SharedLayout shared_layout;  // one per compiled source: a kernel library is a single translation unit
+constexpr int kMaxKernels = 16;
+static SharedLayout shared_layouts[kMaxKernels];  // of the kernels of one compiled source, a single translation unit
 
 namespace {  // internal linkage: the loader must not merge the numbering of two kernel libraries
-// The translator turns `__shared__ T name[n];` into `auto& name = emu::shared_variable<T[n], alignment, number>();`.
-template <class T, size_t alignment, int number>
+// The translator turns `__shared__ T name[n];` into
+// `auto& name = emu::shared_variable<T[n], alignment, kernel, number>();`.
+template <class T, size_t alignment, int kernel, int number>
 struct SharedVariable {
-  static inline const int index = shared_layout.add(sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
+  static_assert(kernel < kMaxKernels, "more kernels of one source than are emulated");
+  static inline const int index =
+      shared_layouts[kernel].add(sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
 };
 }  // namespace
-template <class T, size_t alignment, int number>
+template <class T, size_t alignment, int kernel, int number>
 inline T& shared_variable() {
-  return *reinterpret_cast<T*>(shared_layout.address[SharedVariable<T, alignment, number>::index]);
+  return *reinterpret_cast<T*>(shared_layouts[kernel].address[SharedVariable<T, alignment, kernel, number>::index]);
 }
 
 // `extern __shared__ T name[];` becomes `T* name = emu::dynamic_shared<T, alignment>();`.
