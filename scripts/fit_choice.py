@@ -56,7 +56,7 @@ PARAMETERS = {
     "nthread": 1,  # several wait for each other longer than they compute, beside other work
     "verbosity": 0,
 }
-SEEDS = 2  # trainings whose mean decides: what is held out is chosen a sixth of a percent better than by one
+SEEDS = 2  # trainings whose mean decides
 ROUNDS = 320
 # Trees that put a layer's configs in order, grown on top of those of their times from pairs at the head of the order
 # (LambdaMART).  PER_LOG of a sum of leaves is one of a time's logarithm.

@@ -32,8 +32,6 @@ WARP = 32
 SECTOR = 32  # bytes of L2
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
-CLUSTERED = 16  # more than a cluster has blocks
-MOST_LINES = 16  # more than a tile has
 IMAGES = 16  # of a pixel, whose multiples copies have
 BUSY = 8  # warps that keep a multiprocessor's arithmetic busy where threads multiply; of fewer each waits for its own
 
@@ -224,14 +222,12 @@ def _boxes(p: Any, spec: ScheduleSpec, pixels: Array, columns: Columns, along: A
         columns.get("lines", 1.0),
         columns.get("cluster_n" if spec.channels_along_rows else "cluster_m", 1.0),
     )
-    kind = (((pixels / lines * CLUSTERED + blocks) * 2 + turned) * MOST_LINES + lines).astype(np.intp)
-    counts = np.full(kind.max() + 1, np.nan)
-    for each in map(int, np.flatnonzero(np.bincount(kind))):
-        rest, of_tile = divmod(each, MOST_LINES)
-        size, beside = divmod(rest // 2, CLUSTERED)
-        several = {"lines": of_tile} if of_tile > 1 else {}
-        counts[each] = spec.boxes(p, size, beside, bool(rest % 2), **several) or np.nan
-    found = counts[kind]
+    rows, number = distinct(pixels / lines, blocks, turned, lines)
+    counts = [
+        spec.boxes(p, size, beside, bool(inside), **({"lines": of_tile} if of_tile > 1 else {})) or np.nan
+        for size, beside, inside, of_tile in rows
+    ]
+    found = np.array(counts)[number]
     return np.where(np.isnan(found), along, found)
 
 
