@@ -146,7 +146,12 @@ def leave_half_a_bundle(after: After) -> None:
 
 def leave_a_process(after: After) -> None:
     environment = {**os.environ, "SOAK_MARK": after.scene.mark}
-    after.scene.command = subprocess.Popen([sys.executable, "-c", "while True: pass"], env=environment)
+    # until a process has begun, /proc has no environment of it to know it by
+    code = "print('begun', flush=True)\nwhile True: pass"
+    left = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    after.scene.command = left
+    assert left.stdout and left.stdout.readline() == b"begun\n"
+    left.stdout.close()
 
 
 MUTANTS = {
