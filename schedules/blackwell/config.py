@@ -66,9 +66,14 @@ class BlackwellConfig(HopperConfig):
     def barrier_bytes(self) -> int:
         return self.buffers * BARRIER_PAIR_BYTES + ADDRESS_BYTES
 
-    def check_sums(self, dtype: str, arch: Arch, sums: int, addressing: int) -> str | None:
-        if dtype == "int8" and "tcgen05_i8" not in arch.features:
+    @classmethod
+    def unfit(cls, problem: Any, arch: Arch) -> str | None:
+        reason = super().unfit(problem, arch)
+        if reason is None and problem.dtype == "int8" and "tcgen05_i8" not in arch.features:
             return f"{arch} has no tcgen05.mma of int8; choose another --schedule"
+        return reason
+
+    def check_sums(self, arch: Arch, sums: int, addressing: int) -> str | None:
         if self.ping_pong:
             return "ping_pong=true is for consumers that multiply, here they only finish tiles; leave it out"
         if self.split_k > 1:

@@ -81,6 +81,9 @@ class ScheduleSpec:
     # problem, pixels of a tile, channels of a chunk, where data are turned beside the stages -> bytes of shared memory
     # for that, and bytes from L2 for each channel; None if there are no such tiles
     turned: Callable[[Any, int, int], tuple[int, int] | None] | None = None
+    # problem, pixels of a tile, channels of a chunk -> bytes of shared memory that pixels of a stage take, where those
+    # are not a row of channels for each pixel
+    stage_bytes: Callable[[Any, int, int], int] | None = None
     # problem -> phases of the reduction, each of as many of the channels, where data are read as they lie
     phases: Callable[[Any], int] | None = None
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
@@ -122,12 +125,12 @@ class ScheduleSpec:
         return (self.ranges and not self.fixed_shape) or problem.representative() == problem
 
     def numbered_space(self, problem: Problem, arch: Arch) -> Sequence[Config]:
-        """The search space, legal or not, to be drawn from by number."""
-        space = self.space(problem, arch)
+        """The search space, legal or not, to be drawn from by number; empty where no config can be legal."""
+        space = () if self.config.unfit(problem, arch) else self.space(problem, arch)
         return space if isinstance(space, Sequence) else list(space)
 
     def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
-        return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)
+        return (config for config in self.numbered_space(problem, arch) if config.check(problem, arch) is None)
 
     def config_for(self, problem: Problem, arch: Arch, overrides: Config | dict[str, Any] | None = None) -> Config:
         """The default config with `overrides` (field to value or text) applied, or a config as it is; checked.

@@ -487,8 +487,14 @@ class Config(Fields):
     noun = "config"
     most = 2**31 - 1
 
+    @classmethod
+    def unfit(cls, problem: Any, arch: Any) -> str | None:
+        """Why no config of this class is legal for `problem` on `arch`, whatever its fields; None if one may be."""
+        return None
+
     def check(self, problem: Any, arch: Any) -> str | None:
-        """Why this config is illegal for `problem` on `arch`, in words that name the field; None if it is legal."""
+        """Why this config is illegal for `problem` on `arch`, in words that name the field, or as `unfit` has it; None
+        if it is legal."""
         raise NotImplementedError
 
     def arithmetic_of(self, problem: Any) -> Arithmetic | None:

@@ -30,7 +30,6 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
 TURNING = {(1, 1): (0, 255), (1, 2): (104, 152), (2, 1): (136, 184), (3, 1): (80, 144)}
 COPYING = {(1, 1): (0, 255), (1, 2): (72, 184), (2, 1): (72, 216), (3, 1): (80, 144)}  # where the producer copies
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
-ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 CLUSTER_SIZES = (1, 2, 4, 8)  # blocks
@@ -43,6 +42,7 @@ class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
     needs: ClassVar[Sequence[str]] = ("tma", "wgmma")  # features of an arch
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")  # of a problem
     granule: ClassVar[int] = 16  # columns that results are stored by
     k_steps: ClassVar[Sequence[int]] = (1, 2, 4, 8)  # of wgmma that a stage may have
     registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = REGISTERS
@@ -51,6 +51,7 @@ class HopperConfig(Config):
     row_cycles: ClassVar[float] = 16  # that shared memory takes to give operand a of ROWS rows of a product
     row_of_taps: ClassVar[bool] = False  # whether a stage has the filters of all taps along a row
     multiplies_apart: ClassVar[bool] = False  # whether a warp beside the producer multiplies, and not the consumers
+    addressing: ClassVar[int] = 48  # registers of a consumer's thread beside its sums, about
     addends: ClassVar[int] = 1  # numbers of 16 bits that each of an operand's is the sum of: see `hopper.split`
     promoted: ClassVar[bool] = False  # whether the sums of a stage are added to a tile's on CUDA cores
 
@@ -169,16 +170,15 @@ class HopperConfig(Config):
         return replace(self, grid=device.resident(self.cluster) * self.blocks_sm)
 
     @classmethod
-    def missing(cls, arch: Arch) -> list[str]:
-        """The features that every config needs and `arch` has not."""
-        return [feature for feature in cls.needs if feature not in arch.features]
+    def unfit(cls, problem: Any, arch: Arch) -> str | None:
+        if problem.dtype not in cls.dtypes:
+            return f"dtype={problem.dtype} is not {' or '.join(cls.dtypes)}"
+        missing = [feature for feature in cls.needs if feature not in arch.features]
+        return f"{arch} has no {' and no '.join(missing)}; choose another --schedule" if missing else None
 
-    def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
+    def check_block(self, dtype: str, arch: Arch, sums: int = 1, more: int = 0) -> str | None:
         """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
-        accumulators, `addressing` the registers beside them."""
-        missing = self.missing(arch)
-        if missing:
-            return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
+        accumulators, `more` the registers that are needed beside what every kernel needs."""
         for name, value in self.to_json().items():
             if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
@@ -208,9 +208,9 @@ class HopperConfig(Config):
             return f"{sizes} is not {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
-        return self.check_sums(dtype, arch, sums, addressing)
+        return self.check_sums(arch, sums, self.addressing + more)
 
-    def check_sums(self, dtype: str, arch: Arch, sums: int, addressing: int) -> str | None:
+    def check_sums(self, arch: Arch, sums: int, addressing: int) -> str | None:
         """Why a block has no room for its sums; None if it has."""
         assert self.shares
         most = self.shares[1]
@@ -273,6 +273,7 @@ PING_PONG = (
 )
 PLAIN = ((128, 128, 2), (64, 64, 1), (64, 32, 1), (64, 16, 1))  # those that `plain` takes the first of
 # what `fitting` tries: (block_m, consumers), columns, results of a tile, blocks that share a reduction
+K_STEPS = (2, 4, 8)  # of wgmma in a stage that searches try
 HEIGHTS = ((64, 1), (128, 2), (192, 3), (256, 2))
 NARROWEST, WIDEST, SPLITS, FITTING = 64, 128 * 128, (1, 2, 4), 4
 BORDER, EXCHANGE = 48, 2.7e6  # products in the time of an operand's row, and of blocks that exchange sums, about
@@ -304,9 +305,11 @@ def fitting(
     all of those, whether blocks may share a reduction or not: as wide as equal parts of `columns`; `rows` says how many
     tiles of so many rows there are."""
 
+    tiles_along = {m: rows(m) for m in {m for m, *_ in (*SHAPES, *HEIGHTS)}}
+
     def cost(shape: tuple[int, int, int], splits: Sequence[int]) -> float:
         m, n, _ = shape
-        tiles, loaded = rows(m) * -(-columns // n), BORDER * (m + n)
+        tiles, loaded = tiles_along[m] * -(-columns // n), BORDER * (m + n)
         own = {k: -(-tiles * k // device.resident(k)) * (m * n + loaded) / k for k in splits}
         return min(time + (k > 1) * EXCHANGE / reduction for k, time in own.items())
 
@@ -330,19 +333,26 @@ def clusters(blocks_sm: int, device: Device) -> list[dict[str, Any]]:
 
 @lru_cache
 def blocks(
-    dtype: str, device: Device, shapes: tuple[tuple[int, int, int], ...] = SHAPES, filters: bool = False
+    dtype: str,
+    device: Device,
+    shapes: tuple[tuple[int, int, int], ...] = SHAPES,
+    filters: bool = False,
+    own_pixels: bool = False,
+    k_steps: Sequence[int] = K_STEPS,
 ) -> tuple[Mapping[str, Any], ...]:
     """Fields of every config worth trying on `device` for operands of `dtype`, legal or not, but its stages (`DEPTHS`);
-    `filters` says that operand b is, and may stay."""
-    return tuple(_blocks(dtype, device, shapes, filters))
+    `filters` says that operand b is, and may stay, `own_pixels` that blocks do not share operand a; a stage has as many
+    wgmma as one of `k_steps`."""
+    found = _blocks(dtype, device, shapes, filters, k_steps)
+    return tuple(words for words in found if not own_pixels or words["cluster_n"] == 1)
 
 
 def _blocks(
-    dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool
+    dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool, k_steps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     clustered = [words for blocks_sm in (1, 2) for words in clusters(blocks_sm, device)]
-    for shape, block_k, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), clustered):
+    for shape, block_k, words in product(_ways_of(shapes, filters), [steps * k for steps in k_steps], clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (

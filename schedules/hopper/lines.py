@@ -48,6 +48,13 @@ def beyond(at: Index) -> Index:
     return at % VECTOR if isinstance(at, int) else T.bitwise_and(at, T.int32(VECTOR - 1))
 
 
+def why_no_lines(problem: Conv2dProblem) -> str | None:
+    """Why the data of `problem` cannot be read so, whatever the tile; None if they can."""
+    if problem.ci % VECTOR:
+        return f"ci={problem.ci} is not a multiple of {VECTOR}, after which channels begin at 16 bytes"
+    return None
+
+
 @dataclass(frozen=True)
 class Lines:
     """What `rows` neighbouring output pixels of `problem`, whose data are `tensor`, look at by one row of the kernel,
@@ -152,9 +159,7 @@ class Lines:
     def reason(self) -> str | None:
         """Why the tensor cannot be read so; None if it can."""
         p = self.problem
-        if p.ci % VECTOR:
-            return f"ci={p.ci} is not a multiple of {VECTOR}, after which channels begin at 16 bytes"
-        return beyond_indices(self.tensor, p.n * p.ci * self.plane)
+        return why_no_lines(p) or beyond_indices(self.tensor, p.n * p.ci * self.plane)
 
     def row(self, line: Expr, ry: Index) -> Index:
         """The image row that a row of the kernel looks at for the first output row of a line."""

@@ -67,10 +67,6 @@ def tma_schedule(
         assert work is not None  # the config is legal
         return program(work, **(more(problem, work) if more else {}))
 
-    def legal_somehow(problem: Any, arch: Arch) -> Iterable[HopperConfig]:
-        """None of the many where `arch` has not what all of them need."""
-        return () if config.missing(arch) else space(problem, arch)
-
     return ScheduleSpec(
         name=name,
         summary=summary,
@@ -78,7 +74,7 @@ def tma_schedule(
         config=config,
         apply=apply,
         default=default,
-        space=legal_somehow,
+        space=space,
         estimate=estimate and estimate_of(work_of, estimate),
         tirx=WrittenInTirx(reason=reason, siblings=siblings),
         **words,

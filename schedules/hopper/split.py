@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument, Conv2dProblem
 from schedules.core.tvm import T
-from schedules.hopper.config import ADDRESSING, WARPGROUP, HopperConfig
+from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.geometry import Operand, Product, Work
 from schedules.tirx.types import Expr, Tensors
 from schedules.tirx.values import kept, named
@@ -108,8 +108,8 @@ class SplitConfig(HopperConfig):
     promoted: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = (DTYPE,)
 
-    def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
-        return super().check_block(PART, arch, sums + self.promoted, addressing)
+    def check_block(self, dtype: str, arch: Arch, sums: int = 1, more: int = 0) -> str | None:
+        return super().check_block(PART, arch, sums + self.promoted, more)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from schedules.core.space import ProductSpace
 from schedules.core.tvm import T
 from schedules.definitions.winograd import POINTS, Matrix, Transform, gain, transform
 from schedules.definitions.winograd_errors import CHAIN, TRANSFORMS, UNIT, chain, error
-from schedules.hopper.config import ADDRESSING, DEPTHS, WARPGROUP, clusters, first_legal, stage_channels
+from schedules.hopper.config import DEPTHS, WARPGROUP, clusters, first_legal, stage_channels
 from schedules.hopper.geometry import Work
 from schedules.hopper.split import ACROSS, DTYPE, GROUP, PART, VECTORS, SplitConfig, addends_text, whole
 from schedules.tirx.types import Expr, Index, Tensors
@@ -197,8 +197,8 @@ class RowTilesConfig(SplitConfig):
         """The problem whose outputs along a row are tiles."""
         return problem.unchecked(w=self.row_tiles(problem).count, kw=1, pad=(problem.pad[0], 0))
 
-    def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
-        return super().check_block(dtype, arch, sums * self.tile_w, addressing)
+    def check_block(self, dtype: str, arch: Arch, sums: int = 1, more: int = 0) -> str | None:
+        return super().check_block(dtype, arch, sums * self.tile_w, more)
 
     def check_tiles(self, problem: Conv2dProblem) -> str | None:
         """Why rows are not cut so; None if they are."""

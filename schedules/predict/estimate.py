@@ -197,10 +197,12 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
 
 
-def by_pairs(of: Callable[[int, int], tuple[int, int] | None], first: Array, second: Array) -> Array:
-    """What `of` says of each row of both columns, infinity where it is None, as two columns; of equal rows once."""
+def by_pairs(of: Callable[[int, int], tuple[int, int] | int | None], first: Array, second: Array) -> Array:
+    """What `of` says of each row of both columns, infinity where it is None, as two columns, or equal ones of one
+    number; of equal rows once."""
     rows, number = distinct(first, second)
-    return np.array([of(a, b) or (math.inf, math.inf) for a, b in rows])[number]
+    told = (of(a, b) for a, b in rows)
+    return np.array([(math.inf, math.inf) if each is None else np.broadcast_to(each, 2) for each in told])[number]
 
 
 def distinct(*columns: Array) -> tuple[list[tuple[int, ...]], Array]:

@@ -15,7 +15,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
-from schedules.hopper.config import ADDRESSING, INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
+from schedules.hopper.config import INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
 from schedules.predict.estimate import (
@@ -35,13 +35,13 @@ from schedules.windows.geometry import OTHERS
 HOPELESS = 4.0  # times the least estimate of all schedules, beyond which a config is not looked at
 BESIDE = 1.2  # times the least estimate of its way, up to which it is looked at all the same
 SIFTED = (
-    512  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
+    256  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
 )
 KEPT = 48  # legal configs of all schedules that all trees look at
 EACH = (
     6  # of them that each way of a schedule has at least, which may be NEAR times as slow as the coarse trees' fastest
 )
-NEAR = 1.6
+NEAR = 1.4
 TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: none of them legal, and few
 FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
@@ -274,8 +274,13 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         row = np.where(one, 1, p.kw if along else 1)
         taps = np.where(halo, p.kh, kernel_rows) * row
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
-        room = np.where(_sums_fit(m * n * lines, columns, spec, arch), room, 0.0)
-        stage = (pixels * np.where(halo, beside, 1.0) * k + np.where(stay, 0.0, filters)) * item
+        # sets of sums that the epilogue shifts, of the taps along a row
+        shifted = np.where(columns.get("phases", 0.0) > 0, 1, p.kw) if "consumers_n" in columns.fields else 1
+        room = np.where(_sums_fit(m * n * lines * shifted, columns, spec, arch), room, 0.0)
+        of_pixels = pixels * np.where(halo, beside, 1.0) * k * item
+        if spec.stage_bytes is not None:
+            of_pixels = by_pairs(partial(spec.stage_bytes, p), pixels, k)[:, 0]
+        stage = of_pixels + np.where(stay, 0.0, filters) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))
         sent = m * n * SUM_BYTES * (1 - 1 / columns.get("split_k", 1.0))
         # a residual waits beside the stages, of all tiles that a block works on at once
@@ -307,12 +312,12 @@ def _sums_fit(outputs: Array, columns: Columns, spec: ScheduleSpec, arch: Arch) 
     parts = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, consumers)
     names = [name for name in ("consumers", "blocks_sm", "pairs") if name in columns.fields]
     given, kind = distinct(*(columns.get(name) for name in names))
-    blocks = (spec.config(**dict(zip(names, block, strict=True))) for block in given)
-    shares = (block.shares for block in blocks)  # type: ignore[attr-defined]
+    config: Any = spec.config
+    shares = (config(**dict(zip(names, block, strict=True))).shares for block in given)
     most = np.array([own[1] if own else 0 for own in shares])[kind]
     at_launch = arch.registers_sm // (threads_of(columns) * blocks_sm) // 8 * 8
     side = columns.get("block_n") / columns.get("consumers_n", 1.0) // 2 + INSTRUCTION
-    fit: Array = (outputs / parts / WARPGROUP + ADDRESSING <= most) & (side <= at_launch)
+    fit: Array = (outputs / parts / WARPGROUP + config.addressing <= most) & (side <= at_launch)
     return fit
 
 

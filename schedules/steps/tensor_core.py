@@ -82,6 +82,10 @@ class TensorCoreConfig(MinBlocks, Config):
         sums = m * n if parts == 1 else 2 * m * n
         return sums // atom.wave + self.fragment_sets * (m + n) * atom.k * item // 4 // atom.holders + 40
 
+    @classmethod
+    def unfit(cls, problem: Any, arch: Arch) -> str | None:
+        return why_no_atom(problem.dtype, arch, cls.tf32)
+
     def check(self, problem: Any, arch: Arch) -> str | None:
         return self.check_tile(problem.dtype, arch)
 

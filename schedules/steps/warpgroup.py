@@ -58,12 +58,16 @@ class WarpgroupConfig(MinBlocks, Config):
         operands = self.stages * (self.block_m + self.block_n) * self.block_k * item
         return max(operands, self.block_m * self.block_n * item)
 
+    @classmethod
+    def unfit(cls, problem: Any, arch: Arch) -> str | None:
+        if problem.dtype not in DTYPES:
+            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        return None if "wgmma" in arch.features else f"{arch} has no wgmma; choose another --schedule"
+
     def check(self, problem: Any, arch: Arch) -> str | None:
-        dtype = problem.dtype
-        if dtype not in DTYPES:
-            return f"dtype={dtype} is not {' or '.join(DTYPES)}"
-        if "wgmma" not in arch.features:
-            return f"{arch} has no wgmma; choose another --schedule"
+        dtype, reason = problem.dtype, self.unfit(problem, arch)
+        if reason:
+            return reason
         for field in fields(self):
             value, least = getattr(self, field.name), {"min_blocks": 0, "stages": 2}.get(field.name, 1)
             if value < least:

@@ -137,3 +137,8 @@ def test_whether_a_schedule_serves_is_an_answer_not_an_error(found: Operator, sp
         served = spec.serves(problem, arch)
         with contextlib.nullcontext() if served else pytest.raises(ConfigError):
             spec.config_for(problem, arch)
+        reason = spec.config.unfit(problem, arch)
+        if reason:  # it holds for every config, and no space of them need be looked at
+            assert spec.default(problem, arch).check(problem, arch) == reason
+            assert not spec.numbered_space(problem, arch)
+            assert all(config.check(problem, arch) == reason for config in islice(spec.space(problem, arch), 20))

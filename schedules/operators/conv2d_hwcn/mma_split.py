@@ -28,6 +28,7 @@ from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import Implicit, Stage
 from schedules.lowering.annotations import INSIDE_FIRST
 from schedules.operators.conv2d_hwcn.definition import COLUMNS, CONV, WEIGHTS, HwcnProblem, inside_window
+from schedules.steps.fragments import why_no_atom
 from schedules.steps.split import PART, schedule_split, split
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, tile_cost
@@ -49,10 +50,14 @@ class MmaSplitConfig(TensorCoreConfig):
     def fragment_sets(self) -> int:
         return 2 if self.ahead else 1
 
-    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
+    @classmethod
+    def unfit(cls, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype != ACCUMULATOR:
             return f"dtype={problem.dtype} is not split; mma takes it as it is"
-        return self.check_tile(PART, arch, output=problem.dtype, parts=2)
+        return why_no_atom(PART, arch)
+
+    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
+        return self.unfit(problem, arch) or self.check_tile(PART, arch, output=problem.dtype, parts=2)
 
 
 def graph(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tirx.PrimFunc:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.core.tvm import T, tirx
-from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, plain, stage_channels
+from schedules.hopper.config import K_BYTES, WARPGROUP, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.schedule import tf32_schedule
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
@@ -55,6 +56,8 @@ __device__ __forceinline__ void hopper_store_eight(float a, float b, float c, fl
 class Tf32Config(PixelConfig):
     """Tiles of (batch, output channels, input channels)."""
 
+    dtypes: ClassVar[tuple[str, ...]] = (DTYPE,)
+
     block_k: int = 32
 
     @property
@@ -62,15 +65,16 @@ class Tf32Config(PixelConfig):
         """Registers of a thread for operand a."""
         return self.rows * self.block_k // WARPGROUP
 
-    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        if problem.dtype != DTYPE:
-            return f"dtype={problem.dtype} is not {DTYPE}; choose another --schedule"
+    @classmethod
+    def unfit(cls, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.n % VECTOR:
             return f"n={problem.n} is not a multiple of {VECTOR}, which TMA needs"
+        return super().unfit(problem, arch)
+
+    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
         # fragments are of a tile that is whole
-        reason = self.check_block(problem.dtype, arch) or self.check_block(
-            problem.dtype, arch, addressing=ADDRESSING + self.fragments
-        )
+        reason = reason or self.check_block(problem.dtype, arch, more=self.fragments)
         if reason:
             return reason
         if self.block_k == K_BYTES // ITEM:

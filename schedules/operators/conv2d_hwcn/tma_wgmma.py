@@ -62,7 +62,6 @@ BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which 
 class BoxConfig(PixelConfig):
     """Tiles of (output channels, images and pixels, input channels), of operands of 16 bits."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     k_steps: ClassVar[Sequence[int]] = range(1, LONGEST_WINDOW // K + 1)
     window = False
     turned = False
@@ -83,13 +82,15 @@ class BoxConfig(PixelConfig):
         fold = line // run if alone and run <= line and problem.co % (line // run) == 0 else 1
         return staging_for(self.rows, self.block_n, item, run, (fold, 1))
 
-    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        if self.addends > 1 and problem.n % (UNIT // SUM_BYTES):
+    @classmethod
+    def unfit(cls, problem: HwcnProblem, arch: Arch) -> str | None:
+        if cls.addends > 1 and problem.n % (UNIT // SUM_BYTES):
             return f"n={problem.n} is not a multiple of {UNIT // SUM_BYTES}, which TMA needs"
-        reason = self._check_lines(problem) or self.check_block(problem.dtype, arch, self.lines)
-        reason = reason or self._check_k(problem)
+        return super().unfit(problem, arch)
+
+    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
+        reason = self.unfit(problem, arch) or self._check_lines(problem)
+        reason = reason or self.check_block(problem.dtype, arch, self.lines) or self._check_k(problem)
         if reason:
             return reason
         if self.block_m % (RUN * self.cluster_n):

@@ -29,9 +29,7 @@ class Bf16x3Config(RowTilesConfig, BoxConfig):
     ragged: ClassVar[bool] = True
 
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        return self.check_tiles(problem) or super().check(problem, arch)
+        return self.unfit(problem, arch) or self.check_tiles(problem) or super().check(problem, arch)
 
     def work(self, problem: HwcnProblem) -> HwcnWork:
         return RowTilesWork(problem, self)

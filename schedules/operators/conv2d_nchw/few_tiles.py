@@ -26,9 +26,9 @@ from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
-DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
+BIASES = 8  # registers for those of a thread's rows, about
 WARP_ROWS = 16  # of a wgmma's 64, that lie in one warp
 
 
@@ -57,6 +57,7 @@ class TmaWgmmaFewConfig(HopperConfig):
     """Tiles of (pixels, taps along a row x output channels, input channels)."""
 
     granule: ClassVar[int] = GROUP
+    addressing: ClassVar[int] = 40  # less than others, as columns have no bias
 
     cluster_m: int = 1
 
@@ -69,10 +70,9 @@ class TmaWgmmaFewConfig(HopperConfig):
         handed = sum(map(abs, shifts(problem))) * (self.rows // WARP_ROWS)  # rows of sums
         return PixelStaging(channels, min(run, ROWS), ITEM, self.rows, edges=handed * channels * 4)
 
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         p = problem
-        if p.dtype not in DTYPES:
-            return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
@@ -81,6 +81,12 @@ class TmaWgmmaFewConfig(HopperConfig):
         reach = max(map(abs, shifts(p)))
         if reach > GROUP:
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
+        return super().unfit(problem, arch)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        p, reason = problem, self.unfit(problem, arch)
+        if reason:
+            return reason
         if self.pitch(p) == 0:
             ways = " or ".join(str(columns_of(p, pitch)) for pitch in pitches(p))
             return f"block_n={self.block_n} is not {ways}, kw={p.kw} times co={p.co} rounded up to 8 or 4"
@@ -88,8 +94,7 @@ class TmaWgmmaFewConfig(HopperConfig):
             return f"cluster_n={self.cluster_n} is not 1, a block has all filters"
         rows = whole_rows(p, self.rows) if self.consumers > 0 and self.block_m >= self.consumers else None
         # all rows of a thread need the same few biases, which it keeps
-        addressing = 48 if p.epilogue.of_axis("channel") else 40
-        reason = self.check_block(p.dtype, arch, addressing=addressing)
+        reason = self.check_block(p.dtype, arch, more=BIASES if p.epilogue.of_axis("channel") else 0)
         if reason:
             return reason
         if rows is None:

@@ -23,7 +23,7 @@ as they are (MN-major), whole image rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -44,17 +44,16 @@ from schedules.operators.conv2d_nchw.repack import by_classes, filter_argument, 
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
-DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
 STEP = 2  # pixels that a stride along a row moves by, at most
-ADDRESSING = 40  # registers beside the accumulators, about; less than others, as columns have no bias
 
 
 @dataclass(frozen=True)
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (output channels, pixels, input channels)."""
 
+    addressing: ClassVar[int] = 40  # less than others, as columns have no bias
     thins: ClassVar[bool] = True  # a tile's columns are pixels that are loaded, of which a stride leaves some out
 
     block_n: int = 128
@@ -83,24 +82,29 @@ class TmaWgmmaConfig(HopperConfig):
 
     def classes(self, problem: NchwProblem) -> int:
         """Of channels whose rows begin alike, which are phases of the reduction."""
-        p = flattened(problem, batch=False)
-        alone = (p.kh, p.kw, p.stride, p.pad, p.h) == (1, 1, (1, 1), (0, 0), 1) and p.w > VECTOR
-        return VECTOR // math.gcd(p.w, VECTOR) if self.phases and alone else 1
+        return classes_of(problem) if self.phases else 1
 
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         p = looked_at(problem)
-        if p.dtype not in DTYPES:
-            return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
-        classes = self.classes(problem)
         if p.ci % VECTOR:
             return f"ci={p.ci} is not a multiple of {VECTOR}, which TMA needs"
-        if pitch(problem) % VECTOR and classes == 1:
-            return f"rows that are looked at are {pitch(problem)} pixels apart, TMA needs a multiple of {VECTOR}"
+        if classes_of(problem) == 1 and pitch(problem) % VECTOR:
+            return _apart(problem)
         if p.stride[1] != 1 and (p.stride[1] > STEP or p.kw > 1 or p.pad[1]):
             return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
         reach = max(map(abs, shifts(p)))
         if reach > GROUP:
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
+        return super().unfit(problem, arch)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        p, reason = looked_at(problem), self.unfit(problem, arch)
+        if reason:
+            return reason
+        classes = self.classes(problem)
+        if classes == 1 and pitch(problem) % VECTOR:
+            return _apart(problem)
         if self.halo and p.stride[0] != 1:
             return f"halo={self.halo} at stride={p.stride} would load rows that no tap looks at"
         if self.phases and classes == 1 and (p.kw == 1 or p.stride[0] != 1 or p.dilation[1] != 1 or p.pad[1] >= p.kw):
@@ -109,7 +113,7 @@ class TmaWgmmaConfig(HopperConfig):
                 f" stride 1, not for kw={p.kw}, stride={p.stride}, pad={p.pad[1]}, dilation={p.dilation[1]}"
             )
         rows = self.rows_of(problem)
-        reason = self.check_block(p.dtype, arch, 1 if self.phases else p.kw, ADDRESSING)
+        reason = self.check_block(p.dtype, arch, 1 if self.phases else p.kw)
         if reason:
             return reason
         if rows is None:
@@ -121,7 +125,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_n={self.block_n} leaves no multiple of {self.granule} pixels at stride={p.stride}"
         if self.phases:
             kept = moves(p, self, rows, classes).sums(self.rows // ROWS)
-            reason = self.check_sums(p.dtype, arch, 1, ADDRESSING + kept)
+            reason = self.check_sums(arch, 1, self.addressing + kept)
             if reason:
                 return reason
         if not self.loaded(rows).cut(self.cluster_m) and self.block_k % (8 * self.cluster_m):
@@ -129,6 +133,17 @@ class TmaWgmmaConfig(HopperConfig):
         if self.block_m % (8 * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
         return NchwWork(problem, self, rows).reason(arch)
+
+
+def classes_of(problem: NchwProblem) -> int:
+    """Of channels whose rows begin alike; 1 where they are no phases of a reduction."""
+    p = flattened(problem, batch=False)
+    alone = (p.kh, p.kw, p.stride, p.pad, p.h) == (1, 1, (1, 1), (0, 0), 1) and p.w > VECTOR
+    return VECTOR // math.gcd(p.w, VECTOR) if alone else 1
+
+
+def _apart(problem: NchwProblem) -> str:
+    return f"rows that are looked at are {pitch(problem)} pixels apart, TMA needs a multiple of {VECTOR}"
 
 
 def pitch(problem: NchwProblem) -> int:
@@ -354,17 +369,18 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 @lru_cache
-def _tiles(device: Device, widths: tuple[int, ...]) -> tuple[Words, ...]:
-    """Fields of every tile and cluster, with phases those of so many columns of a consumer."""
+def _tiles(device: Device, runs: tuple[tuple[int, int, bool], ...]) -> tuple[Words, ...]:
+    """Fields of every tile and cluster, of `runs`: columns of a consumer, consumers side by side, and phases or not."""
     tiles = [
-        dict(block_m=rows * ROWS, block_n=width * beside, consumers=consumers, consumers_n=beside, **words, **more)
-        for more, given in ((dict(), COLUMNS), (dict(phases=True), widths))
-        for width, (rows, consumers, beside, words) in product(given, WAYS)
+        dict(block_m=rows * ROWS, block_n=columns * beside, consumers=consumers, consumers_n=beside, **words)
+        | (dict(phases=True) if phases else {})
+        for (columns, along, phases), (rows, consumers, beside, words) in product(runs, WAYS)
+        if along == beside
     ]
     return tuple(
         dict(tile, **words)
         for tile, words in product(tiles, [*clusters(1, device), *clusters(2, device)])
-        if (tile["consumers"], words["blocks_sm"]) in REGISTERS
+        if (tile["consumers"], words["blocks_sm"]) in REGISTERS and (words["split_k"] == 1 or "ping_pong" not in tile)
     )
 
 
@@ -384,10 +400,20 @@ def phase_widths(problem: NchwProblem) -> tuple[int, ...]:
     return tuple(sorted(set(found), reverse=True))
 
 
+def runs_of(problem: NchwProblem) -> Iterator[tuple[int, int, bool]]:
+    """Columns of a consumer, consumers side by side, and phases or not, of which there are tiles."""
+    p, sides = looked_at(problem), {beside: None for _, _, beside, _ in WAYS}
+    plain = () if pitch(problem) % VECTOR else COLUMNS
+    for tiles, given, phases in ((row_tiles, plain, False), (flat_tiles, phase_widths(problem), True)):
+        for columns, beside in product(given, sides):
+            if tiles(p, columns, beside) or tiles(p, columns, beside, images=False):
+                yield columns, beside, phases
+
+
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     return ProductSpace(
         TmaWgmmaConfig,
-        _tiles(arch.device, phase_widths(problem)),
+        _tiles(arch.device, tuple(runs_of(problem))),
         axis("block_k", (16, 32, 64, 128)),
         DEPTHS,
         axis("halo", (False, True) if problem.kh > 1 else (False,)),

@@ -41,7 +41,6 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
   return row < {0} ? pixels[row] : -1;
 }}
 """
-DTYPES = ("float16", "bfloat16")
 PAIRS = (1, 3)
 MOST_TAPS = 7  # of a kernel of which several pairs are tried
 # registers where three pairs turn, as `HopperConfig.registers` has them
@@ -74,14 +73,13 @@ class TmaWgmmaBoxesConfig(HopperConfig):
     def shares(self) -> tuple[int, int] | None:
         return super().shares if self.pairs == 1 else THREE_PAIRS.get((self.consumers, self.blocks_sm))
 
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_pairs() or self.check_block(problem.dtype, arch)
-        if reason:
-            return reason
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         p = flattened(problem, batch=False)
-        reason = Classes(p.h * p.w).reason(p.ci) if p.w % VECTOR else None
+        return super().unfit(problem, arch) or (Classes(p.h * p.w).reason(p.ci) if p.w % VECTOR else None)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        reason = self.unfit(problem, arch) or self.check_pairs() or self.check_block(problem.dtype, arch)
         reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
@@ -323,7 +321,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
     p = problem
     shapes = fitting(lambda m: boxes(p, m) or -(-p.pixels // m), p.co, p.reduction, arch.device)
     rows = axis("row", (True, False) if p.kw > 1 else (True,))
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True)
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, TmaWgmmaBoxesConfig.k_steps)
     return ProductSpace(TmaWgmmaBoxesConfig, words, rows, pairs(p), DEPTHS)
 
 

@@ -15,9 +15,9 @@ from functools import partial
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import ADDRESSING, COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand
-from schedules.hopper.lines import Lines
+from schedules.hopper.lines import Lines, why_no_lines
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -25,8 +25,6 @@ from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, P
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
-
-DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,15 @@ class TmaWgmmaLinesConfig(HopperConfig):
     k_steps = (2, 4, 8)  # two sets of fragments take turns
     registers = COPYING
 
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
+        return super().unfit(problem, arch) or why_no_lines(simplest(problem))
+
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
         # a word has two numbers of a fragment; fragments are of a tile that is whole
-        reason = self.check_block(problem.dtype, arch) or self.check_block(
-            problem.dtype, arch, addressing=ADDRESSING + self.rows * self.block_k // WARPGROUP // 2
-        )
+        fragments = self.rows * self.block_k // WARPGROUP // 2
+        reason = reason or self.check_block(problem.dtype, arch, more=fragments)
         reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
@@ -66,12 +66,18 @@ class LinesWork(PositionWork):
         raise NotImplementedError("its pixels come by no tensor map")
 
 
+def stage_bytes(problem: NchwProblem, pixels: int, channels: int) -> int:
+    """Of what so many `pixels` and `channels` look at."""
+    return Lines("data", simplest(problem), pixels, channels).nbytes
+
+
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
     return plain(TmaWgmmaLinesConfig(block_k=stage_channels(simplest(problem).ci, 64, 32)), problem, arch)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
-    return ProductSpace(TmaWgmmaLinesConfig, blocks(problem.dtype, arch.device, filters=True), DEPTHS)
+    words = blocks(problem.dtype, arch.device, filters=True, own_pixels=True)
+    return ProductSpace(TmaWgmmaLinesConfig, words, DEPTHS)
 
 
 SCHEDULE = tma_schedule(
@@ -84,5 +90,6 @@ SCHEDULE = tma_schedule(
     siblings=("mma", "mma_channels_last"),
     reason="some warps copy while others read what they need of it and multiply by wgmma; "
     "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+    stage_bytes=stage_bytes,
     more=lambda problem, work: dict(prepare=partial(repack, work.problem)),
 )

@@ -26,7 +26,7 @@ from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
-from schedules.operators.conv2d_nchw.tma_wgmma_boxes import DTYPES, TmaWgmmaBoxesConfig, pairs, small
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import TmaWgmmaBoxesConfig, pairs, small
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
@@ -35,14 +35,14 @@ from schedules.tirx.values import named
 class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_pairs() or self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
-        if reason:
-            return reason
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         p = simplest(problem)
-        reason = Classes(p.h * p.w).reason(p.ci)
+        return super().unfit(problem, arch) or Classes(p.h * p.w).reason(p.ci)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        reason = self.unfit(problem, arch) or self.check_pairs() or self.check_block(problem.dtype, arch)
+        reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
         work = RunWork(problem, self)
@@ -122,10 +122,10 @@ class RunLayout:
     def longest(self) -> int:
         """Pixels of an image from the first that a tile looks at to the last, at most."""
         p, (y, x) = self.positions.problem, self.axes
-        most = 0
+        most, down, across = 0, max(y.moves), max(x.moves)
         for begin in range(x.length):
             line, last = divmod(begin + self.count - 1, x.length)
-            end = (line * y.stride + max(y.moves)) * p.w + min(last * x.stride + max(x.moves), p.w - 1)
+            end = (line * y.stride + down) * p.w + min(last * x.stride + across, p.w - 1)
             most = max(most, end + 1 - min(begin * x.stride, p.w))
         return min(most, self.plane)
 
@@ -240,7 +240,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaRunsConfig]:
     p = problem
     outputs = Positions(simplest(p), lines_outside=False).outputs
     shapes = fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True)
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, TmaWgmmaRunsConfig.k_steps)
     rows = axis("row", (True, False) if simplest(p).kw > 1 else (True,))
     return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), DEPTHS)
 

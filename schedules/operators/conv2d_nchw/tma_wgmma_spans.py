@@ -29,8 +29,6 @@ from schedules.operators.conv2d_nchw.tma_wgmma_turned import lines_of
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
-DTYPES = ("float16", "bfloat16")
-
 
 @dataclass(frozen=True)
 class TmaWgmmaSpansConfig(HopperConfig):
@@ -46,9 +44,7 @@ class TmaWgmmaSpansConfig(HopperConfig):
     halo: bool = False
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
         if reason:
             return reason
         if self.halo and simplest(problem).kh == 1:
@@ -149,7 +145,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaSpansConfig]:
     halos = [dict(), dict(halo=True)] if simplest(problem).kh > 1 else [dict()]
     return ProductSpace(
         TmaWgmmaSpansConfig,
-        blocks(problem.dtype, arch.device, filters=True),
+        blocks(problem.dtype, arch.device, filters=True, own_pixels=True),
         lines_of(problem),
         halos,
         DEPTHS,

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
@@ -33,16 +32,13 @@ from schedules.tirx.types import Expr, Index
 class TurnedConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     gathered = False
 
     # the copy has a line of all images after the other, with no zeros below an image; else image after image
     lines_outside: bool = False
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        reason = self.check_block(problem.dtype, arch)
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
         if reason:
             return reason
         if self.block_n % (8 * self.cluster_m):

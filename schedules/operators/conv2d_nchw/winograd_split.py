@@ -30,14 +30,16 @@ STORED = 5.0  # picoseconds for each result, neighbours of which are stored one 
 class Bf16x3Config(RowTilesConfig, TurnedConfig):
     """Tiles of (tiles of pixels along a row, output channels, input channels)."""
 
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
+    @classmethod
+    def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.stride[0] != 1:
             return (
                 f"stride={problem.stride} is not 1: rows of a stride lie in planes, as points do; use another schedule"
             )
-        return self.check_tiles(problem) or super().check(problem, arch)
+        return super().unfit(problem, arch)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        return self.unfit(problem, arch) or self.check_tiles(problem) or super().check(problem, arch)
 
     def work(self, problem: NchwProblem) -> TurnedWork:
         return RowTilesWork(problem, self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
@@ -47,6 +47,8 @@ from schedules.tirx.values import named
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ("int8",)
+
     block_k: int = 128
     row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
 
@@ -69,10 +71,14 @@ class TmaWgmmaConfig(HopperConfig):
         folds = (self.row_pixels if item == 1 else 1, self.fold(problem))
         return staging_for(self.rows, self.block_n, item, GROUP, folds)
 
+    @classmethod
+    def unfit(cls, problem: Nchw32Problem, arch: Arch) -> str | None:
+        return problem.not_groups or super().unfit(problem, arch)
+
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         if self.row_pixels not in FOLDS:
             return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
-        reason = problem.not_groups or self.check_block(problem.dtype, arch)
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name in ("cluster_m", "cluster_n"):

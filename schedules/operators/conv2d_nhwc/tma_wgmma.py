@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument, numpy_dtype
@@ -65,8 +65,6 @@ def _vector(problem: NhwcProblem) -> int:
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-
     # a stage has the pixels of one tap along a row, and the rows that the kernel's others look at; else of one tap
     halo: bool = False
 
@@ -76,15 +74,17 @@ class TmaWgmmaConfig(HopperConfig):
             return run_staging(self.rows, columns, problem.co, item)
         return staging_for(self.rows, columns, item, LINE // item)
 
-    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        p = self.simplest(problem)
-        if self.addends == 1 and p.ci % _vector(p):
+    @classmethod
+    def unfit(cls, problem: NhwcProblem, arch: Arch) -> str | None:
+        p = cls.simplest(problem)
+        if cls.addends == 1 and p.ci % _vector(p):
             return f"ci={p.ci} is not a multiple of {_vector(p)}, which TMA needs"
         if _item(problem) == 4 and problem.co % _vector(problem):
             return f"co={problem.co} is not a multiple of {_vector(problem)}, which TMA needs"
-        reason = self.check_block(problem.dtype, arch)
+        return super().unfit(problem, arch)
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        p, reason = self.simplest(problem), self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
         if reason:
             return reason
         if self.halo and (p.kh == 1 or p.stride[0] != 1):
@@ -100,9 +100,10 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         return work.reason(arch)
 
-    def simplest(self, problem: NhwcProblem) -> NhwcProblem:
+    @classmethod
+    def simplest(cls, problem: NhwcProblem) -> NhwcProblem:
         """The same problem of fewer axes; addends are made of whole pixels."""
-        found: NhwcProblem = flattened(problem.folded if self.addends == 1 else problem, batch=True)
+        found: NhwcProblem = flattened(problem.folded if cls.addends == 1 else problem, batch=True)
         return found
 
     def work(self, problem: NhwcProblem) -> NhwcWork | None:

@@ -30,9 +30,7 @@ class Bf16x3Config(RowTilesConfig, TmaWgmmaConfig):
     """Tiles of (tiles of pixels along a row, output channels, input channels)."""
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        if problem.dtype not in self.dtypes:
-            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        return self.check_tiles(problem) or super().check(problem, arch)
+        return self.unfit(problem, arch) or self.check_tiles(problem) or super().check(problem, arch)
 
     def stage_length(self, problem: Conv2dProblem) -> int:
         return self.block_k * (problem.kh if self.halo else 1)
