@@ -150,7 +150,7 @@ class ScheduleSpec:
 
     def serves(self, problem: Problem, arch: Arch) -> bool:
         """Whether its default config is legal."""
-        if not self.takes_range(problem) or arch.kind not in self.kinds:
+        if not self.takes_range(problem) or arch.kind not in self.kinds or self.config.unfit(problem, arch):
             return False
         return self.default(problem, arch).check(problem, arch) is None
 

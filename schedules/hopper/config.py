@@ -37,6 +37,12 @@ CLUSTER_SIZES = (1, 2, 4, 8)  # blocks
 C = TypeVar("C", bound="HopperConfig")
 
 
+@lru_cache(maxsize=256)
+def work_of(problem: Problem, config: HopperConfig) -> Any:
+    """`config.work`, made once for all who look at it: the check, and the estimate of what was found legal."""
+    return config.work(problem)
+
+
 @dataclass(frozen=True)
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
@@ -70,6 +76,10 @@ class HopperConfig(Config):
     ping_pong: bool = False
     # operand b, the filters of a tile's whole reduction, is loaded with a block's first tile and stays in shared memory
     stationary: bool = False
+
+    def work(self, problem: Any) -> Any:
+        """What a kernel of this config does for `problem` (`geometry.Work`); None if there are no such tiles."""
+        raise NotImplementedError
 
     @property
     def cluster(self) -> int:

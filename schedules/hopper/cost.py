@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from schedules.core.arch import Arch
 from schedules.core.device import Device, Timings
 from schedules.hopper.boxes import TurnedData
-from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
+from schedules.hopper.config import K_BYTES, ROWS, HopperConfig, work_of
 from schedules.hopper.geometry import Operand, Work
 from schedules.hopper.lines import Lines
 from schedules.hopper.spans import Spans
@@ -107,13 +107,11 @@ def before(work: Work) -> float:
     return STARTED + copied / COPIED / 1000 if copied else 0.0
 
 
-def estimate_of(
-    make: Callable[[Any, Any], W | None], estimate: Callable[[W, Device], float] = microseconds
-) -> Callable[[Any, Any, Arch], float]:
-    """A schedule's `estimate`, of the works that `make` makes of a problem and a legal config."""
+def estimate_of(estimate: Callable[[Any, Device], float] = microseconds) -> Callable[[Any, Any, Arch], float]:
+    """A schedule's `estimate`, of the work of a problem and a legal config."""
 
     def time(problem: Any, config: HopperConfig, arch: Arch) -> float:
-        work = make(problem, config)
+        work = work_of(problem, config)
         assert work is not None  # legal
         return before(work) + estimate(work, arch.device)
 

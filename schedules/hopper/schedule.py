@@ -41,7 +41,6 @@ def tma_schedule(
     name: str,
     summary: str,
     config: type[HopperConfig],
-    work_of: Callable[[Any, Any], Any],
     default: Callable[..., HopperConfig],
     space: Callable[..., Iterable[HopperConfig]],
     siblings: tuple[str, ...],
@@ -52,18 +51,17 @@ def tma_schedule(
 ) -> ScheduleSpec:
     """The schedule `name` of an operator, whose TE schedules of the same problems are `siblings`.
 
-    `work_of` makes the work of a problem and a config, None if there is none; `more` of a problem and its work what
-    else `program` takes; `words` are further fields of the schedule.
+    `more` says of a problem and its work what else `program` takes; `words` are further fields of the schedule.
     """
 
     def apply(problem: Any, config: HopperConfig, arch: Arch) -> tvm.IRModule:
         """The TIRx program for the problem's arguments."""
         from schedules.hopper.program import program
 
-        work = work_of(problem, config)
+        work = config.work(problem)
         if work is not None and not work.again and work.stages < config.num_stages:
             # no more than are ever filled: what memory is left, blocks of the next kernel set themselves up in
-            work = work_of(problem, replace(config, num_stages=work.stages))
+            work = replace(config, num_stages=work.stages).work(problem)
         assert work is not None  # the config is legal
         return program(work, **(more(problem, work) if more else {}))
 
@@ -75,7 +73,7 @@ def tma_schedule(
         apply=apply,
         default=default,
         space=space,
-        estimate=estimate and estimate_of(work_of, estimate),
+        estimate=estimate and estimate_of(estimate),
         tirx=WrittenInTirx(reason=reason, siblings=siblings),
         **words,
     )
@@ -95,7 +93,6 @@ tf32_schedule = partial(
 
 def split_schedules(
     kinds: Sequence[type[HopperConfig]],
-    work_of: Callable[[Any, Any], Any],
     default: Callable[..., HopperConfig],
     space: Callable[..., Iterable[HopperConfig]],
     siblings: tuple[str, ...],
@@ -114,7 +111,6 @@ def split_schedules(
             prefix + arithmetic.name,
             f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper{tiles}, {errors}",
             kind,
-            work_of,
             partial(default, kind=kind),
             partial(space, kind=kind),
             siblings,

@@ -80,13 +80,13 @@ def features(
 def table(parts: Sequence[dict[str, Array | float]], counts: Sequence[int], names: Sequence[str]) -> Array:
     """Columns `names` of all rows of `parts` as one table (row, column) of float32; 0 for a schedule that a row is not
     of, NaN for what it does not have."""
-    found = np.full((sum(counts), len(names)), np.nan, np.float32)
+    found = np.full((sum(counts), len(names)), np.nan)
     start = 0
     for part, count in zip(parts, counts, strict=True):
         for place, name in enumerate(names):
             if name in part:
-                found[start : start + count, place] = np.round(part[name], DIGITS)
+                found[start : start + count, place] = part[name]
             elif name.startswith("is "):
                 found[start : start + count, place] = 0.0
         start += count
-    return found
+    return np.round(found, DIGITS).astype(np.float32)

@@ -35,7 +35,7 @@ from schedules.windows.geometry import OTHERS
 HOPELESS = 4.0  # times the least estimate of all schedules, beyond which a config is not looked at
 BESIDE = 1.2  # times the least estimate of its way, up to which it is looked at all the same
 SIFTED = (
-    256  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
+    384  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
 )
 KEPT = 48  # legal configs of all schedules that all trees look at
 EACH = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -37,25 +37,31 @@ class Trees:
     base: float
 
     @cached_property
-    def _walk(self) -> tuple[Array, Array]:
-        """Of each node the column it asks for, of a table that has all columns twice, with what is missing lowest and
-        then with it highest; and the threshold, which nothing reaches at a leaf."""
+    def _levels(self) -> tuple[Sequence[tuple[Array, Array]], Array]:
+        """Of each level of full trees, in which node i has the children 2 i and 2 i + 1 of the next, the columns that
+        nodes ask for, of a table that has all columns twice, with what is missing lowest and then with it highest, and
+        their thresholds, which nothing reaches at a leaf and below; and the values below the last."""
         leaf = self.left == np.arange(len(self.left))
         column = np.where(self.missing_left, self.feature, self.feature + len(self.names))
-        return column, np.where(leaf, np.float32(np.nan), self.threshold)
+        threshold = np.where(leaf, np.float32(np.nan), self.threshold)
+        levels, at = [], self.roots.astype(np.int64)
+        for _ in range(self.depth):
+            levels.append((column[at], threshold[at]))
+            at = np.stack([self.left[at], self.left[at] + ~leaf[at]], axis=1).ravel()
+        return levels, self.threshold[at]
 
     def predict(self, table: Array) -> Array:
         """A number for each row of `table` (row, column)."""
-        column, threshold = self._walk
+        levels, leaves = self._levels
         missing, sums = np.isnan(table), np.empty(len(table))
         both = np.concatenate([np.where(missing, np.float32(end), table) for end in (-np.inf, np.inf)], axis=1)
         for start in range(0, len(table), ROWS):
             part = both[start : start + ROWS]
             rows, values = np.arange(len(part))[:, None] * part.shape[1], part.ravel()
-            at = np.broadcast_to(self.roots, (len(part), len(self.roots)))
-            for _ in range(self.depth):
-                at = self.left.take(at) + (values.take(rows + column.take(at)) >= threshold.take(at))
-            sums[start : start + ROWS] = self.threshold.take(at).sum(axis=1, dtype=np.float64)
+            at = np.broadcast_to(np.arange(len(self.roots)), (len(part), len(self.roots)))
+            for column, threshold in levels:
+                at = 2 * at + (values.take(rows + column.take(at)) >= threshold.take(at))
+            sums[start : start + ROWS] = leaves.take(at).sum(axis=1, dtype=np.float64)
         return sums + self.base
 
 

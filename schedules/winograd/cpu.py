@@ -68,7 +68,7 @@ class WinogradCpuConfig(Cut, Config):
         return part(problem.ci)
 
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
-        if reason := self.check_cut(problem):
+        if reason := self.unfit(problem, arch) or self.check_cut(problem):
             return reason
         if self.vector not in (1, 2, 4, 8, 16, 32):
             return f"vector={self.vector} is not a power of two up to 32"

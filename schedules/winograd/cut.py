@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
 
+from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.problem import Conv2dProblem
 from schedules.definitions.winograd import Split, gain, is_known
@@ -45,8 +46,8 @@ class Cut:
         """How many channels are summed apart, and added to the others' sums after; 0 if all are one chain."""
         raise NotImplementedError
 
-    def check_cut(self, problem: Conv2dProblem) -> str | None:
-        """Why the tiles are illegal for `problem`, on any arch."""
+    @classmethod
+    def unfit(cls, problem: Conv2dProblem, arch: Arch) -> str | None:
         p = problem
         if p.dtype != "float32":
             return f"dtype={p.dtype}: transforms are in float32; use another schedule"
@@ -54,6 +55,11 @@ class Cut:
             return f"stride={p.stride} of a filter with dilation={p.dilation}; use another schedule"
         if p.kh * p.kw == 1:
             return "kh=kw=1 is a product already; use another schedule"
+        return None
+
+    def check_cut(self, problem: Conv2dProblem) -> str | None:
+        """Why the tiles are illegal for `problem`, on any arch that it is not `unfit` for."""
+        p = problem
         for axis, text, taps, pad, dilation, stride in zip(
             "hw", (self.tile_h, self.tile_w), (p.kh, p.kw), p.pad, p.dilation, p.stride, strict=True
         ):

@@ -43,13 +43,20 @@ class WinogradConfig(Cut, SimtConfig):
     transform_warps: int = 4  # of a block that transforms
     part: int = 0  # channels that are summed apart, and then added to the others' sums; 0: all are one chain
 
+    @classmethod
+    def unfit(cls, problem: Conv2dProblem, arch: Arch) -> str | None:
+        reason = super().unfit(problem, arch)
+        if reason is None and problem.stride != (1, 1):
+            return f"stride={problem.stride} is not 1, and no more was timed on a GPU; use another schedule"
+        return reason
+
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
+        if reason := self.unfit(problem, arch):
+            return reason
         if self.part and (self.stages == 1 or self.step < 1 or self.part < 1 or self.part % self.step):
             return f"part={self.part} is not 0, nor a multiple of step={self.step} with stages=2"
         if reason := self.check_cut(problem):
             return reason
-        if problem.stride != (1, 1):
-            return f"stride={problem.stride} is not 1, and no more was timed on a GPU; use another schedule"
         if self.split_k > 1:
             return f"split_k={self.split_k} is for products alone; each of Winograd's is one block's, give 1"
         if not 1 <= self.transform_warps <= 8:

@@ -11,8 +11,6 @@ from schedules.core.arch import parse_arch
 from schedules.core.presets import resolve
 from schedules.core.problem import Config
 from schedules.core.registry import operator_of
-from schedules.operators.conv2d_hwcn.tma_wgmma import HwcnWork
-from schedules.operators.conv2d_nhwc.tma_wgmma import work_of
 from schedules.predict.configs import columns_of
 from schedules.predict.estimate import distinct, work
 
@@ -94,7 +92,7 @@ def test_tiles_are_counted_as_their_boxes_are(name: str, layer: dict[str, str], 
     _, problem = resolve(name, LAYER | layer)
     spec = operator_of(problem).schedule("tma_wgmma")
     config: Any = spec.config.parse(dict(block_m=128, block_k=64, cluster_m=1, num_stages=2) | words)
-    made = work_of(problem, config) if name == "conv2d_nhwc" else HwcnWork(problem, config)
+    made = config.work(problem)
     assert made is not None
     assert work(problem, spec, columns_of([config]), ARCH).tiles[0] == made.clusters * config.cluster
 

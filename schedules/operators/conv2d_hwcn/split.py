@@ -15,7 +15,7 @@ from schedules.hopper.schedule import split_schedules
 from schedules.hopper.split import PART, SplitConfig, split_as_they_lie
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import with_and_without_padding
-from schedules.operators.conv2d_hwcn.tma_wgmma import BoxConfig, HwcnWork
+from schedules.operators.conv2d_hwcn.tma_wgmma import BoxConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ def space(problem: HwcnProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    HwcnWork,
     default,
     space,
     siblings=("simt", "mma_split"),

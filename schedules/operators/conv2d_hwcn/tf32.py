@@ -20,7 +20,7 @@ from typing import ClassVar
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.core.tvm import T, tirx
-from schedules.hopper.config import K_BYTES, WARPGROUP, plain, stage_channels
+from schedules.hopper.config import K_BYTES, WARPGROUP, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.schedule import tf32_schedule
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
@@ -85,7 +85,11 @@ class Tf32Config(PixelConfig):
         ):
             if size % (unit * parts):
                 return f"{name}={size} is not {cluster}={parts} times a multiple of {unit}"
-        return Tf32Work(problem, self).reason(arch)
+        work: Tf32Work = work_of(problem, self)
+        return work.reason(arch)
+
+    def work(self, problem: HwcnProblem) -> Tf32Work:
+        return Tf32Work(problem, self)
 
 
 class Tf32Work(PixelWork):
@@ -180,7 +184,6 @@ def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
 
 SCHEDULE = tf32_schedule(
     Tf32Config,
-    Tf32Work,
     default,
     space,
     siblings=("simt", "mma_split"),

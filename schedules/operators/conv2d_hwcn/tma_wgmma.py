@@ -22,7 +22,7 @@ from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.core.tvm import T, tirx
 from schedules.hopper import split
-from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, SUM_BYTES, clusters, first_legal
+from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, SUM_BYTES, clusters, first_legal, work_of
 from schedules.hopper.cost import microseconds
 from schedules.hopper.geometry import Load, Operand, Output, Product
 from schedules.hopper.pixels import flattened
@@ -101,7 +101,8 @@ class BoxConfig(PixelConfig):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
-        return self.work(problem).reason(arch)
+        work: HwcnWork = work_of(problem, self)
+        return work.reason(arch)
 
     def work(self, problem: HwcnProblem) -> HwcnWork:
         return HwcnWork(problem, self)
@@ -446,7 +447,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma",
     "a product for boxes of pixels on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
     TmaWgmmaConfig,
-    HwcnWork,
     default,
     space,
     siblings=("mma",),

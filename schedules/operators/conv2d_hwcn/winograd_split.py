@@ -109,7 +109,6 @@ def more(problem: HwcnProblem, work: RowTilesWork) -> dict[str, Any]:
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    RowTilesWork,
     default,
     space,
     siblings=("winograd", "simt"),

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.tvm import tirx
-from schedules.hopper.config import ROWS, HopperConfig
+from schedules.hopper.config import ROWS, HopperConfig, work_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import Pixel, PixelTiles, is_output, whole
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
@@ -102,7 +102,11 @@ class TmaWgmmaFewConfig(HopperConfig):
         pitch = self.pitch(p)
         if self.cluster_m > 1 and pitch % (GROUP * self.cluster_m):
             return f"co={p.co} rounded up to {pitch} is not cluster_m={self.cluster_m} times a multiple of 8"
-        return FewWork(p, self).reason(arch)
+        work: FewWork = work_of(p, self)
+        return work.reason(arch)
+
+    def work(self, problem: NchwProblem) -> FewWork:
+        return FewWork(problem, self)
 
 
 def channels_of(problem: NchwProblem) -> int:

@@ -66,7 +66,6 @@ def space(problem: NchwProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    TurnedWork,
     default,
     space,
     siblings=("simt", "direct"),

@@ -33,7 +33,7 @@ from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.space import ProductSpace, Words, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, HopperConfig, clusters, first_legal
+from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, HopperConfig, clusters, first_legal, work_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Shifts, Work
 from schedules.hopper.pixels import Pixel, TilePlace, flattened, is_output, place_pixels, whole
 from schedules.hopper.rows import GROUP, RowTiles, flat_tiles, late, output_map, row_tiles, shifts, whole_rows
@@ -132,7 +132,12 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_k={self.block_k} is not cluster_m={self.cluster_m} times a multiple of 8"
         if self.block_m % (8 * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
-        return NchwWork(problem, self, rows).reason(arch)
+        work: NchwWork = work_of(problem, self)
+        return work.reason(arch)
+
+    def work(self, problem: NchwProblem) -> NchwWork | None:
+        rows = self.rows_of(problem)
+        return NchwWork(problem, self, rows) if rows else None
 
 
 def classes_of(problem: NchwProblem) -> int:
@@ -326,12 +331,6 @@ class NchwWork(Work[TilePlace]):
         return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
 
 
-def _work(problem: NchwProblem, config: TmaWgmmaConfig) -> NchwWork | None:
-    """None if there are no such tiles."""
-    rows = config.rows_of(problem)
-    return NchwWork(problem, config, rows) if rows else None
-
-
 def _more(problem: NchwProblem, work: NchwWork) -> dict[str, Any]:
     """How results leave, and the kernel before."""
     from schedules.hopper.shifted import ShiftedResults
@@ -424,7 +423,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma",
     "implicit GEMM on Hopper: unshifted rows by TMA, wgmma, taps along a row added in registers, persistent",
     TmaWgmmaConfig,
-    _work,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

@@ -20,7 +20,17 @@ from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, Words, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import Along, Layout, TurnedBoxes, in_parts, turned_tile
-from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_legal, fitting, plain, stage_channels
+from schedules.hopper.config import (
+    DEPTHS,
+    SHAPES,
+    HopperConfig,
+    blocks,
+    first_legal,
+    fitting,
+    plain,
+    stage_channels,
+    work_of,
+)
 from schedules.hopper.geometry import Load, Output
 from schedules.hopper.lines import beyond, down
 from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
@@ -83,7 +93,7 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
-        work = self.work(problem)
+        work: BoxWork | None = work_of(problem, self)
         if work is None:
             return f"block_m={self.block_m} pixels have no box of an image in lines of whole eights"
         return work.reason(arch)
@@ -98,7 +108,6 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         return None
 
     def work(self, problem: NchwProblem) -> BoxWork | None:
-        """None if there are no such tiles."""
         tiles = tiles_of(flattened(problem, batch=False), self.block_m, self.parts)
         return BoxWork(problem, self, tiles) if tiles else None
 
@@ -280,11 +289,6 @@ class BoxWork(FilterWork[TilePlace]):
         return self.plane_of(place.channel + column)
 
 
-def work_of(problem: NchwProblem, config: TmaWgmmaBoxesConfig) -> BoxWork | None:
-    """None if there are no such tiles."""
-    return config.work(problem)
-
-
 def boxes(problem: NchwProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
     """Boxes of as many `pixels` that the output is cut into, for `blocks` at a time; None if there are none."""
     tiles = tiles_of(flattened(problem, batch=False), pixels, 1)
@@ -329,7 +333,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_boxes",
     "implicit GEMM on Hopper from boxes of rows turned in shared memory: any stride, TMA, wgmma, persistent",
     TmaWgmmaBoxesConfig,
-    work_of,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

@@ -63,7 +63,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_few",
     "few filters on Hopper: pixels x (kernel columns x channels), rows by TMA once, wgmma, persistent",
     TmaWgmmaFewConfig,
-    FewWork,
     default,
     space,
     siblings=("mma", "direct"),

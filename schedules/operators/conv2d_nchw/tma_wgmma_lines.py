@@ -15,7 +15,7 @@ from functools import partial
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.lines import Lines, why_no_lines
 from schedules.hopper.schedule import tma_schedule
@@ -46,7 +46,11 @@ class TmaWgmmaLinesConfig(HopperConfig):
         reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
-        return LinesWork(problem, self).reason(arch)
+        work: LinesWork = work_of(problem, self)
+        return work.reason(arch)
+
+    def work(self, problem: NchwProblem) -> LinesWork:
+        return LinesWork(problem, self)
 
 
 class LinesWork(PositionWork):
@@ -84,7 +88,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_lines",
     "implicit GEMM on Hopper from the data as they lie: any stride and width, cp.async, TMA, wgmma, persistent",
     TmaWgmmaLinesConfig,
-    LinesWork,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

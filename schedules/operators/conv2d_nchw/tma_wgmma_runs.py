@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import product
 
+import numpy as np
+
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import GROUP, ITEM, WARP, in_parts
-from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting
+from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, work_of
 from schedules.hopper.geometry import Load
 from schedules.hopper.runs import Classes, TurnedRuns
 from schedules.hopper.schedule import tma_schedule
@@ -45,8 +47,11 @@ class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
         reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
-        work = RunWork(problem, self)
+        work: RunWork = work_of(problem, self)
         return work.runs.reason() or work.reason(arch)
+
+    def work(self, problem: NchwProblem) -> RunWork:  # type: ignore[override]
+        return RunWork(problem, self)
 
 
 @dataclass(frozen=True)
@@ -122,12 +127,10 @@ class RunLayout:
     def longest(self) -> int:
         """Pixels of an image from the first that a tile looks at to the last, at most."""
         p, (y, x) = self.positions.problem, self.axes
-        most, down, across = 0, max(y.moves), max(x.moves)
-        for begin in range(x.length):
-            line, last = divmod(begin + self.count - 1, x.length)
-            end = (line * y.stride + down) * p.w + min(last * x.stride + across, p.w - 1)
-            most = max(most, end + 1 - min(begin * x.stride, p.w))
-        return min(most, self.plane)
+        begin = np.arange(x.length)
+        line, last = np.divmod(begin + self.count - 1, x.length)
+        end = (line * y.stride + max(y.moves)) * p.w + np.minimum(last * x.stride + max(x.moves), p.w - 1)
+        return min(int((end + 1 - np.minimum(begin * x.stride, p.w)).max()), self.plane)
 
     @cached_property
     def whole(self) -> bool:
@@ -249,7 +252,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_runs",
     "implicit GEMM on Hopper from runs of rows turned in shared memory: any stride and width, TMA, wgmma, persistent",
     TmaWgmmaRunsConfig,
-    RunWork,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

@@ -16,7 +16,7 @@ from functools import partial
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
 from schedules.core.tvm import tirx
-from schedules.hopper.config import DEPTHS, TURNING, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import DEPTHS, TURNING, HopperConfig, blocks, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand, Product
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile
@@ -49,7 +49,11 @@ class TmaWgmmaSpansConfig(HopperConfig):
             return reason
         if self.halo and simplest(problem).kh == 1:
             return f"halo={self.halo} is for kernels of several rows"
-        return SpansWork(problem, self).reason(arch)
+        work: SpansWork = work_of(problem, self)
+        return work.reason(arch)
+
+    def work(self, problem: NchwProblem) -> SpansWork:
+        return SpansWork(problem, self)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_spans",
     "implicit GEMM on Hopper from data turned in the block: any stride and width, TMA, wgmma, persistent",
     TmaWgmmaSpansConfig,
-    SpansWork,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

@@ -16,7 +16,7 @@ from functools import partial
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
@@ -52,7 +52,8 @@ class TurnedConfig(HopperConfig):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
-        return self.work(problem).reason(arch)
+        work: TurnedWork = work_of(problem, self)
+        return work.reason(arch)
 
     def work(self, problem: NchwProblem) -> TurnedWork:
         return TurnedWork(problem, self)
@@ -133,7 +134,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma_turned",
     "implicit GEMM on Hopper from a turned copy of the data: any stride and width, TMA, wgmma, persistent",
     TmaWgmmaTurnedConfig,
-    TurnedWork,
     default,
     space,
     siblings=("mma", "mma_channels_last"),

@@ -140,7 +140,6 @@ def estimate(work: RowTilesWork, device: Device) -> float:
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    lambda problem, config: config.work(problem),
     default,
     space,
     siblings=("winograd", "simt"),

@@ -13,7 +13,7 @@ from schedules.core.space import ProductSpace
 from schedules.hopper.config import DEPTHS, stage_channels
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
-from schedules.operators.conv2d_nchw32.tma_wgmma import TmaWgmmaConfig, microseconds, ways, work_of
+from schedules.operators.conv2d_nchw32.tma_wgmma import TmaWgmmaConfig, microseconds, ways
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaTcgen05Config]:
 SCHEDULE = tcgen05_schedule(
     "implicit GEMM on Blackwell: TMA, mbarrier ring, int8 tcgen05 into tensor memory by one or two blocks, persistent",
     TmaTcgen05Config,
-    work_of,
     default,
     space,
     siblings=("mma",),

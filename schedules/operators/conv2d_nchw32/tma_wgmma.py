@@ -17,7 +17,7 @@ from schedules.core.device import Device
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.core.tvm import tirx
-from schedules.hopper.config import DEPTHS, ROWS, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import DEPTHS, ROWS, HopperConfig, blocks, plain, stage_channels, work_of
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.cost import product_cycles, rounds
 from schedules.hopper.geometry import Load, Operand, Output, Product, Taps, Work
@@ -75,6 +75,10 @@ class TmaWgmmaConfig(HopperConfig):
     def unfit(cls, problem: Nchw32Problem, arch: Arch) -> str | None:
         return problem.not_groups or super().unfit(problem, arch)
 
+    def work(self, problem: Nchw32Problem) -> Nchw32Work | None:
+        tiles = _tiles(problem, self)
+        return Nchw32Work(problem, self, tiles) if tiles else None
+
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         if self.row_pixels not in FOLDS:
             return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
@@ -91,7 +95,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"tall=true is for kernels whose rows share pixels, not {problem.kh} at stride {problem.stride[0]}"
         if self.tall and self.groups == 1 and self.cluster > 1:
             return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
-        work = work_of(problem, self)
+        work: Nchw32Work | None = work_of(problem, self)
         if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.skip_padding and problem.pad == (0, 0):
@@ -381,12 +385,6 @@ def microseconds(work: Nchw32Work, device: Device) -> float:
     return rounds(config, work.clusters, device) * tile * too_few * device.timings.cycle / 1000
 
 
-def work_of(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
-    """None if TMA does not reach over a tile's pixels."""
-    tiles = _tiles(problem, config)
-    return Nchw32Work(problem, config, tiles) if tiles else None
-
-
 # few channels want many pixels
 SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
 # for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
@@ -416,7 +414,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma",
     "implicit GEMM on Hopper: TMA with multicast, mbarrier ring, int8 wgmma, persistent",
     TmaWgmmaConfig,
-    work_of,
     default,
     space,
     siblings=("mma",),

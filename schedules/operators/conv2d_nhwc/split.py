@@ -14,7 +14,7 @@ from schedules.hopper.config import plain, stage_channels
 from schedules.hopper.schedule import split_schedules
 from schedules.hopper.split import SplitConfig, split_as_they_lie
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, work_of
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ def space(problem: NhwcProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    work_of,
     default,
     space,
     siblings=("simt",),

@@ -14,7 +14,7 @@ from schedules.core.arch import Arch
 from schedules.hopper.config import plain, stage_channels
 from schedules.hopper.schedule import tf32_schedule
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, work_of
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
     return configs(problem, arch, Tf32Config)
 
 
-SCHEDULE = tf32_schedule(Tf32Config, work_of, default, space, siblings=("simt",), folded=True)
+SCHEDULE = tf32_schedule(Tf32Config, default, space, siblings=("simt",), folded=True)

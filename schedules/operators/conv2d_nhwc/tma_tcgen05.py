@@ -11,7 +11,7 @@ from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.hopper.config import DEPTHS, stage_channels
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, work_of
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaTcgen05Config]:
 SCHEDULE = tcgen05_schedule(
     "implicit GEMM on Blackwell: TMA, mbarrier ring, tcgen05 into tensor memory by one or two blocks, persistent",
     TmaTcgen05Config,
-    work_of,
     default,
     space,
     siblings=("mma",),

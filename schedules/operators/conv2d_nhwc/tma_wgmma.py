@@ -21,7 +21,7 @@ from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper import split
-from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, plain, stage_channels
+from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.schedule import tma_schedule
@@ -89,7 +89,7 @@ class TmaWgmmaConfig(HopperConfig):
             return reason
         if self.halo and (p.kh == 1 or p.stride[0] != 1):
             return f"halo=true is for kernels of several rows at stride 1, not of {p.kh} at {p.stride[0]}"
-        work = self.work(problem)
+        work: NhwcWork | None = work_of(problem, self)
         if work is None and self.halo:
             return f"halo=true has no box of an image with block_m={self.block_m} pixels in lines of whole eights"
         if work is None:
@@ -266,11 +266,6 @@ class NhwcWork(Work[TilePlace]):
         return channel, channel < self.problem.co
 
 
-def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
-    """None if TMA brings no such tiles."""
-    return config.work(problem)
-
-
 def boxes(problem: NhwcProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
     """Boxes of as many `pixels` that the output is cut into, for `blocks` at a time; None if TMA reaches over none."""
     tiles = pixel_tiles(flattened(problem.folded, batch=True), pixels, (1,))
@@ -298,7 +293,6 @@ SCHEDULE = tma_schedule(
     "tma_wgmma",
     "implicit GEMM on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
     TmaWgmmaConfig,
-    work_of,
     default,
     space,
     siblings=("wgmma", "mma"),

@@ -20,7 +20,7 @@ from schedules.hopper.schedule import split_schedules
 from schedules.hopper.shared import PATTERN, UNIT, Runs, RunStaging, Staging, TensorMap, staging_for
 from schedules.hopper.winograd import RowTilesConfig, contiguous, default_of, space_of
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import LINE, NhwcWork, TmaWgmmaConfig, work_of
+from schedules.operators.conv2d_nhwc.tma_wgmma import LINE, NhwcWork, TmaWgmmaConfig
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
@@ -133,7 +133,6 @@ def more(problem: NhwcProblem, work: RowTilesWork) -> dict[str, Any]:
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    work_of,
     default,
     space,
     siblings=("winograd", "simt"),
