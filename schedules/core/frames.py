@@ -1,26 +1,29 @@
 """TVM's script parser in less time.
 
 It asks for the whole call stack at every function that it parses, parses an inlined function's source at every call of
-it, has Python compile each expression that it meets, and takes the types of a primitive's parameters apart each time.
+it, has Python compile each part of each expression that it meets, every time, and takes the types of a primitive's
+parameters apart each time.  Here an expression is compiled once, as a whole; what it makes has the place of the
+statement in the source, and not of a part.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import linecache
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
-from types import FrameType
+from functools import cache, lru_cache, partial
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from schedules.core.process import kept_signals
 
 _LOCK = threading.RLock()
-_PLAIN = (bool, int, str, bytes, type(None))  # constants whose source is their repr
+_OPERATORS, _CODE = "__schedules_operators__", "__schedules_code__"  # names in scripts, and at nodes of their trees
 
 T = TypeVar("T")
 
@@ -49,50 +52,120 @@ def outer_frames(frame: Any, context: int = 1) -> list[inspect.FrameInfo]:
     return found
 
 
-def source_of(node: Any) -> str:
-    """The source of an expression of names and constants, which others are when their parts have been computed, in
-    TVM's form of a syntax tree; "" of one that is more."""
-    kind = type(node).__name__
-    parts: Sequence[str]
-    if kind == "Name":
-        return str(node.id)
-    if kind == "Constant":
-        return f"({node.value!r})" if type(node.value) in _PLAIN else ""
-    if kind == "Attribute":
-        parts = [_operand(node.value)]
-        source = f"{parts[0]}.{node.attr}"
-    elif kind == "Subscript":
-        parts = [_operand(node.value), _operand(node.slice)]
-        source = f"{parts[0]}[{parts[1]}]"
-    elif kind == "Tuple":
-        parts = [*map(_operand, node.elts)]
-        source = f"({''.join(f'{part}, ' for part in parts)})"
-    elif kind == "Call":
-        values, named = [*map(_operand, node.args)], [_operand(each.value) for each in node.keywords]
-        names = [f"{each.arg}=" if each.arg else "**" for each in node.keywords]
-        parts = [_operand(node.func), *values, *named]
-        source = f"{parts[0]}({', '.join([*values, *map(''.join, zip(names, named, strict=True))])})"
-    else:
-        return ""
-    return source if all(parts) else ""
+class _Left(Exception):
+    """An expression is left to TVM's own evaluator."""
 
 
-def _operand(node: Any) -> str:
-    return source_of(node) if type(node).__name__ in ("Name", "Constant") else ""
+class _Called(ast.NodeTransformer):
+    """An expression whose operators are called by name (`_Operators`), for Python to compile it as a whole."""
+
+    known = (
+        *(ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.keyword, ast.Starred, ast.Subscript),
+        *(ast.Tuple, ast.List, ast.Dict, ast.expr_context),
+    )
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if not isinstance(node, self.known):
+            raise _Left
+        return super().generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return _call(type(node.op).__name__, self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        return _call(type(node.op).__name__, self.visit(node.operand))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        if len(node.ops) > 1:
+            raise _Left
+        return _call(type(node.ops[0]).__name__, *map(self.visit, (node.left, *node.comparators)))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        first, *others = map(self.visit, node.values)
+        return _call(f"{type(node.op).__name__}_then", first, *map(_later, others))
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        return _call("if_then_else", self.visit(node.test), *map(_later, map(self.visit, (node.body, node.orelse))))
+
+
+def _call(name: str, *operands: ast.expr) -> ast.expr:
+    return ast.Call(ast.Attribute(ast.Name(_OPERATORS, ast.Load()), name, ast.Load()), [*operands], [])
+
+
+def _later(node: ast.expr) -> ast.expr:
+    """What is computed only when it is called."""
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(nothing, node)
+
+
+class _Operators:
+    """What TVM's script has the operators of an expression mean, each by the name of its class."""
+
+    def __init__(self) -> None:
+        from tvm.script.parser.core import doc, evaluator
+
+        self._value = evaluator._eval_op
+        for kind in evaluator.DEFAULT_OP:
+            setattr(self, kind.__name__, self._operator(kind()))
+        self.And_then, self.Or_then = partial(self._joined, doc.And(), False), partial(self._joined, doc.Or(), True)
+
+    def _operator(self, operator: Any) -> Callable[..., Any]:
+        return lambda *operands: self._value(operator, list(operands))
+
+    def _joined(self, operator: Any, decided: bool, value: Any, *later: Callable[[], Any]) -> Any:
+        for each in later:
+            if isinstance(value, bool) and value == decided:
+                return value
+            value = self._value(operator, [value, each()])
+        return value
+
+    @staticmethod
+    def if_then_else(test: Any, body: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        from tvm import DataTypeCode, ir, tirx
+
+        if isinstance(test, bool):
+            return body() if test else otherwise()
+        if ir.is_prim_expr(test) and test.ty.matches_code(DataTypeCode.BOOL):
+            return tirx.op.if_then_else(test, body(), otherwise())
+        raise TypeError(f"Expected Python bool or TIR bool, but got {type(test)}")
+
+
+def compiled(node: Any) -> CodeType | None:
+    """The code of an expression, in TVM's form of a syntax tree, for `_OPERATORS` among its names, made once; None if
+    it has what is left to TVM: slices, lambdas, comprehensions, chains of comparisons."""
+    from tvm.script.parser.core import doc
+
+    if not hasattr(node, _CODE):
+        code = None
+        with contextlib.suppress(_Left):
+            whole = ast.fix_missing_locations(ast.Expression(_Called().visit(doc.from_doc(node))))
+            code = compile(whole, "<ast>", "eval")
+        setattr(node, _CODE, code)
+    found: CodeType | None = getattr(node, _CODE)
+    return found
 
 
 @cache
 def quicker() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is quicker: where it lies, by which name, and what is to be there."""
     from tvm.s_tir.schedule import _type_checker
-    from tvm.script.parser.core import diagnostics, doc, evaluator, utils
+    from tvm.script.parser.core import diagnostics, doc, parser, utils
     from tvm.script.parser.core.parser import ScriptMacro
 
-    usual, compiled = evaluator._eval_expr, lru_cache(maxsize=16384)(compile)
+    usual, operators = parser.eval_expr, _Operators()
 
-    def value_of(node: Any, names: dict[str, Any] | None) -> Any:
-        source = source_of(node)
-        return eval(compiled(source, "<ast>", "eval"), names) if source and names is not None else usual(node, names)
+    def value_of(parser: Any, node: Any, names: dict[str, Any]) -> Any:
+        """`names` are the caller's own copy."""
+        if isinstance(node, doc.Name):  # also of what is assigned to, each time as a tree of its own
+            return names[node.id] if node.id in names else usual(parser, node, names)
+        code = compiled(node)
+        if code is None:
+            return usual(parser, node, names)
+        names[_OPERATORS] = operators
+        try:
+            return eval(code, names)
+        except Exception as error:  # which is raised again as what the script's author is shown
+            parser.report_error(node, error)
 
     def parser_of(_macro: Any) -> Any:
         at: FrameType | None = inspect.currentframe()
@@ -119,7 +192,7 @@ def quicker() -> list[tuple[Any, str, Callable[..., Any]]]:
         (ScriptMacro, "_find_parser_def", parser_of),
         (utils, "_collect_annotation_names", once(utils._collect_annotation_names)),
         (diagnostics, "getsourcelines", once(diagnostics.getsourcelines)),
-        (evaluator, "_eval_expr", value_of),
+        (parser, "eval_expr", value_of),
         # a tree is read only, but for decorators of functions inside of functions, which our programs do not have
         (doc, "parse", lru_cache(maxsize=1024)(doc.parse)),
         (_type_checker, "_dispatcher", lru_cache(maxsize=None)(_type_checker._dispatcher)),

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
 import inspect
 from types import FrameType
 from typing import Any
 
 import pytest
+import tvm
+import tvm_ffi
 from tvm.script import tirx as T
 from tvm.script.parser.core import doc, evaluator
+from tvm.script.parser.core.error import ParserError
 
-from schedules.core.frames import outer_frames, quick_frames, quicker, source_of
+from schedules.core.frames import compiled, outer_frames, quick_frames, quicker
 
 
 def plain() -> Any:
@@ -54,36 +59,58 @@ def test_they_are_in_place_only_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     assert inspect.getouterframes is PLAIN.getouterframes
 
 
-class Names(dict[str, Any]):
-    """What `x.real`, `f(x)` and the like are of."""
+class Script:
+    """What an expression's evaluation asks of the parser, which adds the place in the source."""
 
-    def __init__(self) -> None:
-        super().__init__(x=3, row=[1, 2.5, "a"], more=(4, 5), named=dict(end="!"), f=lambda *a, **k: (a, k), none=None)
+    def with_source_span(self, node: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def annotate_current_source_span(self, value: Any) -> Any:
+        return value
+
+    def report_error(self, node: Any, error: Exception) -> None:
+        raise error
 
 
-# of names and constants; the last are more, or have a constant whose source is not its repr
-SHORT = ("x", "7", "'\\n\\''", "None", "True", "x.real", "row[x]", "row[0]", "(x, 1)", "(x,)", "()", "f()", "f(x, 1)")
-SHORT += ("f(x, a=row, b=2)", "f(x, **named)", "f(b'\\0')")
-LONG = ("-1", "1.5", "...", "row[0:2]", "f(x.real)", "x + 1", "[x]", "f(1e400)", "not x", "{x: 1}", "f(*more, x)")
+def names() -> dict[str, Any]:
+    """What `x.real`, `f(x)` and the like are of: numbers, and `i` and `b` of a program."""
+    plain = dict(x=3, row=[1, 2.5, "a"], more=(4, 5), named=dict(end="!"), f=lambda *a, **k: (a, k), none=None)
+    return plain | dict(i=INDEX, b=FLAG, yes=True, no=False, fail=lambda: 1 // 0)
 
 
-@pytest.mark.parametrize("source", [*SHORT, *LONG])
-def test_an_expression_is_worth_what_it_is_to_python(source: str) -> None:
+INDEX, FLAG = tvm.tirx.Var("i", "int32"), tvm.tirx.Var("b", "bool")
+(VALUE_OF,) = (function for place, name, function in quicker() if name == "eval_expr")
+WHOLE = r"""
+7; '\n\''; None; 1.5; ...; x.real; row[x - 3]; row[0]; (x, 1); (x,); (); f(); f(x, 1); f(x, a=row, b=2); f(x, **named)
+f(b'\0'); -1; f(x.real); x + 1; [x]; not x; {x: 1}; f(*more, x); x in row; x is none; i + x * 2; i // 2 % x; -i
+i << 1 | x; i < x; x < i; i == 1; i < 3 and b; b or i > 1; not b; no and fail(); yes or fail(); no or b and yes
+1 if yes else fail(); fail() if no else i; i if b else x; f(i if i < x else 0)[0]
+"""
+WHOLE_SOURCES = [each for line in WHOLE.strip().splitlines() for each in line.split("; ")]
+LEFT = ("row[0:2]", "(lambda y: y + x)(1)", "[y for y in more]", "1 < x < 5", "f'{x}'", "i < 4 if 0 < x < 2 else b")
+
+
+@pytest.mark.parametrize("source", ["x", "True", "len", *WHOLE_SOURCES, *LEFT])
+def test_an_expression_is_worth_what_it_is_to_tvm(source: str) -> None:
     """A second time too, with other values."""
-    (value_of,) = (function for place, name, function in quicker() if name == "_eval_expr")
-    node, names = doc.parse(source, mode="eval").body, Names()
-    assert bool(source_of(node)) == (source in SHORT)
-    for number in (3, 1):
-        names["x"] = number % 3 if "row[x]" in source else number
-        assert value_of(node, names) == eval(source, dict(names))
-    assert evaluator._eval_expr is value_of
+    script, node, others = Script(), doc.parse(source, mode="eval").body, ast.parse(source, mode="eval").body
+    for number in (3, 5 if "row[x" in source else 4):
+        told = VALUE_OF(script, node, names() | dict(x=number))
+        usual = evaluator.eval_expr(script, doc.to_doc(others), names() | dict(x=number))
+        assert type(told) is type(usual)
+        assert tvm_ffi.structural_equal(told, usual) if isinstance(told, tvm_ffi.Object) else str(told) == str(usual)
+    if not isinstance(node, doc.Name):
+        assert (compiled(node) is not None) == (source not in LEFT)
 
 
-def test_an_error_is_pythons() -> None:
-    (value_of,) = (function for place, name, function in quicker() if name == "_eval_expr")
-    for source, error in (("x.nothing", AttributeError), ("nobody", NameError), ("row[x]", IndexError)):
+def test_an_error_is_reported() -> None:
+    script = Script()
+    for source, error in (
+        ("x.nothing", AttributeError), ("f(nobody)", NameError), ("row[x]", IndexError), ("nobody", ParserError),
+        ("1 if x else 2", TypeError), ("yes and fail()", ZeroDivisionError), ("x and i < 1", AttributeError),
+    ):  # fmt: skip
         with pytest.raises(error):
-            value_of(doc.parse(source, mode="eval").body, Names())
+            VALUE_OF(script, doc.parse(source, mode="eval").body, names())
 
 
 def test_inlined_functions_of_one_text_are_apart() -> None:
