@@ -140,7 +140,8 @@ void write_box(const Box& box, const Bytes& data) {
   });
 }
 
-void land(const Load& load) {
+// Whether a phase of its mbarrier ends with it.
+bool land(const Load& load) {
   if (load.source || load.taken) {
     write_async(load.target, load.source ? load.source : load.data.data(), load.bytes, load.line);
   } else {
@@ -150,7 +151,7 @@ void land(const Load& load) {
       write_async(to, data.data() + offset, 16, load.line);
     }
   }
-  mbarrier_complete(load.mbarrier, load.bytes, load.line);
+  return mbarrier_complete(load.mbarrier, load.bytes, load.line);
 }
 
 // One copy for each block that it goes to: a multicast lands in each at its own time.
@@ -326,15 +327,19 @@ void finish_bulk_loads(int rank) {
   }
 }
 
-bool land_awaited_copy() {
-  for (auto load = in_flight.begin(); load != in_flight.end(); ++load) {
-    if (!is_awaited(load->mbarrier)) continue;
+bool land_awaited_copies() {
+  bool any = false;
+  for (auto load = in_flight.begin(); load != in_flight.end();) {
+    if (!is_awaited(load->mbarrier)) {
+      ++load;
+      continue;
+    }
     Load next = std::move(*load);
-    in_flight.erase(load);
-    land(next);
-    return true;
+    load = in_flight.erase(load);
+    any = true;
+    if (land(next)) break;
   }
-  return false;
+  return any;
 }
 
 }  // namespace emu

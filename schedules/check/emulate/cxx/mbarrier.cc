@@ -31,10 +31,11 @@ Mbarrier& find(uint32_t address, const char* what, int line) {
   return it->second;
 }
 
-void end_phase(Mbarrier& barrier) {
-  if (barrier.pending || barrier.bytes) return;
+bool end_phase(Mbarrier& barrier) {
+  if (barrier.pending || barrier.bytes) return false;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  return true;
 }
 
 void expect(Mbarrier& barrier, uint32_t bytes, const char* what, int line) {
@@ -136,11 +137,11 @@ void mbarrier_expect(uint32_t address, uint32_t bytes, int line) {
   expect(find(address, "mbarrier.expect_tx", line), bytes, "mbarrier.expect_tx", line);
 }
 
-void mbarrier_complete(uint32_t address, uint32_t bytes, int line) {
+bool mbarrier_complete(uint32_t address, uint32_t bytes, int line) {
   Mbarrier& barrier = find(address, "mbarrier.complete_tx", line);
   barrier.bytes -= bytes;
   if (barrier.bytes < -int64_t{kMaxCount}) fail(line, "mbarrier.complete_tx of more bytes than any phase expects");
-  end_phase(barrier);
+  return end_phase(barrier);
 }
 
 bool mbarrier_try_wait(uint32_t address, uint64_t state, int line) { return try_wait(address, state, false, line); }

@@ -16,7 +16,7 @@ uint64_t mbarrier_arrive_expect(uint32_t address, uint32_t bytes, int line);
 // Makes the running phase expect one arrival more, if `more`.
 void mbarrier_expect_arrival(uint32_t address, bool more, int line);
 void mbarrier_expect(uint32_t address, uint32_t bytes, int line);
-void mbarrier_complete(uint32_t address, uint32_t bytes, int line);
+bool mbarrier_complete(uint32_t address, uint32_t bytes, int line);
 // try_wait returns when the phase has ended and never gives up; test_wait lets others run before it says no.
 bool mbarrier_try_wait(uint32_t address, uint64_t state, int line);
 bool mbarrier_test_wait(uint32_t address, uint64_t state, int line);

@@ -413,7 +413,7 @@ void run_cluster() {
     progress |= release_cluster();
     progress |= wake_waiting();
     // The latest moment for a copy: nothing else can move.
-    if (!progress) progress = land_awaited_copy() || land_awaited_arrival() || land_awaited_commit();
+    if (!progress) progress = land_awaited_copies() || land_awaited_arrival() || land_awaited_commit();
     bool all_done = true, polling = false;
     for (Thread& thread : threads) {
       all_done &= thread.state == State::done;

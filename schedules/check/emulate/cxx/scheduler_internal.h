@@ -45,9 +45,9 @@ void forget_bulk_copies(int threads);
 void forget_warpgroups(int blocks, int threads);
 void forget_tensor_memory(int blocks, int threads);
 
-// When nothing else can move: lands one copy that a thread waits for; false if there is none.
-bool land_awaited_copy();     // a bulk copy
-bool land_awaited_arrival();  // what a cp.async.mbarrier.arrive stands for
+// When nothing else can move: lands what a thread waits for; false if there is none.
+bool land_awaited_copies();   // bulk copies, up to one with which a phase of its mbarrier ends
+bool land_awaited_arrival();  // one: what a cp.async.mbarrier.arrive stands for
 bool land_awaited_commit();   // the arrival of a tcgen05.commit, after the products before it
 // What a thread, and a block, must not leave behind.
 void finish_bulk_stores();
