@@ -6,7 +6,7 @@ import pytest
 
 from schedules.core.arch import Arch
 from schedules.core.registry import operator
-from schedules.hopper.config import SHAPES, fitting
+from schedules.hopper.config import K_STEPS, SHAPES, blocks, fitting
 from tests.conftest import problem_of
 
 
@@ -32,6 +32,13 @@ def test_shapes_that_fill_it_where_no_blocks_share_a_reduction(
     found = fitting(lambda m: -(-pixels // m), channels, reduction, sm_90a.device)
     assert (64, 80, 1) in found  # 8 x 16 tiles for 132 multiprocessors
     assert len(found) == len({*found})
+
+
+def test_blocks_with_pixels_of_their_own_and_small_stages_are_some_of_all(sm_90a: Arch) -> None:
+    every, device = blocks("float16", sm_90a.device, filters=True), sm_90a.device
+    own = blocks("float16", device, filters=True, own_pixels=True, k_steps=K_STEPS[:2])
+    assert {words["block_k"] for words in own} == {32, 64} and {words["block_k"] for words in every} == {32, 64, 128}
+    assert [*own] == [words for words in every if words["cluster_n"] == 1 and words["block_k"] < 128]
 
 
 def test_they_are_of_the_space_and_legal(sm_90a: Arch) -> None:

@@ -14,10 +14,10 @@ from schedules.core.device import H100
 from schedules.core.presets import resolve
 from schedules.core.registry import operator_of
 from schedules.measure.choice import default_choice
-from schedules.predict import trees
+from schedules.predict import rank, trees
 from schedules.predict.configs import columns_of
 from schedules.predict.estimate import LAUNCH
-from schedules.predict.rank import _sums_fit, predicted_us, ranked
+from schedules.predict.rank import _sums_fit, filled, predicted_us, ranked
 from scripts import fit_choice
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,27 @@ def test_what_is_predicted_is_of_the_config_that_is_handed_back(name: str) -> No
     _, problem = resolve(name, {**LAYER, "h": "64", "w": "64", "ci": "128", "co": "128"})
     for each in ranked(problem, ARCH):
         assert predicted_us(problem, each.schedule, each.config, ARCH) == pytest.approx(each.us, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields", ["h=56 w=56", "w=15", "kh=1 kw=1 pad=0", "stride=2", "h=7 w=7 kh=1 kw=1 pad=0 ci=512"]
+)
+def test_most_that_is_tried_is_legal(monkeypatch: pytest.MonkeyPatch, fields: str) -> None:
+    """What is looked at costs a choice its time: little of it in vain."""
+    words = dict(word.split("=") for word in fields.split())
+    _, problem = resolve("conv2d_nchw", {**LAYER, "n": "4", "h": "28", "w": "28", "ci": "64", "co": "64", **words})
+    tried: list[str | None] = []
+
+    def noted(config: Any, *where: Any) -> Any:
+        found = filled(config, *where)
+        tried.append(None if found else f"{type(config).__name__}: {config.check(*where)}")
+        return found
+
+    monkeypatch.setattr(rank, "filled", noted)
+    ranked.__wrapped__(problem, ARCH)
+    assert rank.KEPT <= tried.count(None) > len(tried) / 2
+    # sums of all taps along a row are counted
+    assert not any(each and each.startswith("TmaWgmmaConfig") and "registers" in each for each in tried)
 
 
 @pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw", "conv2d_hwcn", "conv2d_nchw32"])

@@ -405,7 +405,7 @@ def runs_of(problem: NchwProblem) -> Iterator[tuple[int, int, bool]]:
     plain = () if pitch(problem) % VECTOR else COLUMNS
     for tiles, given, phases in ((row_tiles, plain, False), (flat_tiles, phase_widths(problem), True)):
         for columns, beside in product(given, sides):
-            if tiles(p, columns, beside) or tiles(p, columns, beside, images=False):
+            if tiles(p, columns, beside):
                 yield columns, beside, phases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from schedules.core.registry import operator
 from schedules.hopper.geometry import Shifts
 from schedules.hopper.shared import TensorMap
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.tma_wgmma import NchwWork, TmaWgmmaConfig, looked_at, phase_widths
+from schedules.operators.conv2d_nchw.tma_wgmma import COLUMNS, NchwWork, TmaWgmmaConfig, looked_at, phase_widths, pitch
 from tests.conftest import assert_correct, problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
@@ -191,6 +192,23 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
     problem, spec = problem_of("conv2d_nchw", **WORK | fields), operator("conv2d_nchw").schedule("tma_wgmma")
     assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
+
+
+@pytest.mark.parametrize("fields", [dict(h=56, w=56), dict(w=520), dict(h=9, w=48), dict(h=7, w=7, kh=1, kw=1, pad=0)])
+def test_the_space_has_the_tiles_that_there_are(sm_90a: Arch, fields: dict[str, Any]) -> None:
+    """And no others, but for halos, which some of them cannot have."""
+    problem: Any = problem_of("conv2d_nchw", **WORK | dict(ci=128, co=256) | fields)
+    spec, tiles = operator("conv2d_nchw").schedule("tma_wgmma"), set()
+    for config in spec.numbered_space(problem, sm_90a):
+        assert isinstance(config, TmaWgmmaConfig)
+        tiles.add((config.columns, config.consumers_n, config.phases))
+    widths = {columns for columns, _, phases in tiles if phases}
+    for columns, beside, phases in product({*COLUMNS, *widths}, (1, 2, 3), (False, True)):
+        words = dict(block_n=columns * beside, consumers_n=beside, phases=phases)
+        given = [TmaWgmmaConfig(halo=halo, consumers=beside, **words) for halo in (False, True)]  # type: ignore[arg-type]
+        there = any(config.rows_of(problem) for config in given) and columns in (widths if phases else COLUMNS)
+        whole = phases or pitch(problem) % 8 == 0
+        assert ((columns, beside, phases) in tiles) == (there and whole)
 
 
 @pytest.mark.parametrize("shape", [shape for shape, fields in SHAPES.items() if "stride" not in fields])

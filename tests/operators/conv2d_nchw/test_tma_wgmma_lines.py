@@ -115,6 +115,17 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         spec.config_for(problem, parse_arch("sm_80"))
 
 
+def test_what_the_choice_is_told_of_memory_is_what_a_stage_has() -> None:
+    spec = operator("conv2d_nchw").schedule(NAME)
+    assert spec.stage_bytes
+    for fields in (WORK, WORK | dict(n=3, w=13, kh=3, kw=3, pad=1), WORK | dict(n=2, h=31, w=9, stride=2)):
+        problem: Any = problem_of("conv2d_nchw", dtype="float16", **fields)
+        for words in CONFIGS:
+            config: Any = spec.config(**words)
+            work = config.work(problem)
+            assert spec.stage_bytes(problem, config.block_m, config.block_k) == work.a.nbytes <= work.stage_bytes
+
+
 @pytest.mark.parametrize("fields", [dict(), dict(n=1, w=56, h=56, kh=3, kw=3, pad=1), dict(stride=2)], ids=str)
 def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
     problem, spec = problem_of("conv2d_nchw", dtype="float16", **WORK | fields), operator("conv2d_nchw").schedule(NAME)
