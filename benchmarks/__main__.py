@@ -76,6 +76,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         "every preset of a convolution, beside cuDNN", "compare_conv * --graph --missing", "compare_cpu --missing"
     ),
     "languages": Comparison("schedules in TE beside programs in TIRx", "compare_languages --missing"),
+    "choices": Comparison("what the choice of a layer costs", "choice_cost", "choice_cost", gpu=False),
     "packing": Comparison("what packing filters costs", "packing_cost", "packing_cost", gpu=False),
 }
 

@@ -15,8 +15,8 @@ The first word says what the table is made of:
                          value; without any, all.  With tables=N the first N tables
     summary FILE...      the ratios to the best peer of several such files, a row for each operator and dtype
     layers PART          the summary, the sets or the worst of what compare_layers.py kept on every device
-    */NAME               what torch_overhead, compare_networks, few_trials, packing_cost, export_all or
-                         instruction_mix kept on every device
+    */NAME               what torch_overhead, compare_networks, few_trials, choice_cost, packing_cost, export_all
+                         or instruction_mix kept on every device
     schedules            the schedules of every operator by target and language; with operator=NAME one operator's
     options              the optional fields of the problems of operator=NAME, with defaults and values
 """
@@ -32,6 +32,7 @@ from typing import Any
 
 from benchmarks.operator_tables import details, matrix, options
 from benchmarks.peers import layers
+from benchmarks.peers.choice_cost import choice_table, read_choices
 from benchmarks.peers.few_trials import read_searches, searches_table
 from benchmarks.peers.instruction_mix import mix_table, read_mix
 from benchmarks.peers.library import library_table, read_library
@@ -49,6 +50,7 @@ COSTS = {
     "torch_overhead": (read_overhead, overhead_table, "python -m benchmarks.torch_overhead"),
     "compare_networks": (read_networks, networks_table, "python -m benchmarks.compare_networks"),
     "few_trials": (read_searches, searches_table, "python -m benchmarks.few_trials"),
+    "choice_cost": (read_choices, choice_table, "python -m benchmarks.choice_cost"),
     "packing_cost": (read_packing, packing_table, "python -m benchmarks.packing_cost"),
     "export_all": (read_library, library_table, "scripts/export_all.py --keep"),
     "instruction_mix": (read_mix, mix_table, "python -m benchmarks.instruction_mix"),

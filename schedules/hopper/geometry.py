@@ -343,6 +343,11 @@ class Work(ABC, Generic[P]):
             results += self.added.nbytes + self.added.boxes * BARRIER_PAIR_BYTES
         return config.consumers * results + exchange + config.barrier_bytes + self.stationary_bytes
 
+    def most_stages(self, arch: Arch) -> int:
+        """As many as a block on `arch` has room for, each with its barriers."""
+        room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
+        return room // (self.stage_bytes + BARRIER_PAIR_BYTES)
+
     @property
     def least_taps(self) -> int:
         """Taps, or groups of them, that every tile needs at least."""
@@ -373,9 +378,9 @@ class Work(ABC, Generic[P]):
             reason = self._check_stationary()
             if reason:
                 return reason
-        shared = config.num_stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.beside_stages
-        room = shared_room(arch, config.blocks_sm)
-        if shared > room:
+        if config.num_stages > self.most_stages(arch):
+            shared = config.num_stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.beside_stages
+            room = shared_room(arch, config.blocks_sm)
             of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
             return f"num_stages={config.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()

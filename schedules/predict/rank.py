@@ -15,7 +15,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
-from schedules.hopper.config import INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
+from schedules.hopper.config import INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP, HopperConfig, work_of
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
 from schedules.predict.estimate import (
@@ -325,11 +325,9 @@ def filled(config: Any, problem: Any, arch: Arch) -> Config | None:
     """The config, which has about the most stages that there is room for, with the most, if it has stages; None if it
     is not legal."""
     reason = config.check(problem, arch)
-    if reason is None and hasattr(config, FILLED):
-        for stages in range(getattr(config, FILLED) + 1, STAGES[-1] + 1):
-            more = replace(config, **{FILLED: stages})
-            if more.check(problem, arch) is not None:
-                break
+    if reason is None and isinstance(config, HopperConfig):
+        more = replace(config, num_stages=min(work_of(problem, config).most_stages(arch), STAGES[-1]))
+        if more.num_stages > config.num_stages and more.check(problem, arch) is None:
             config = more
     for _ in range(FEWER):
         if reason is None or not reason.startswith(FILLED):

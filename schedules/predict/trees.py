@@ -14,7 +14,7 @@ import numpy as np
 from schedules.core.operator import Array
 
 SHIPPED = Path(__file__).parent / "trees.npz"
-ROWS = 128  # that are evaluated at a time, so that what is between stays in a cache
+NODES = 48 * 1024  # that are visited at a time, so that what is between stays in a cache
 COARSE = Path(__file__).parent / "coarse.npz"  # fewer and shallower, of what is told of thousands of configs at once
 
 
@@ -55,13 +55,14 @@ class Trees:
         levels, leaves = self._levels
         missing, sums = np.isnan(table), np.empty(len(table))
         both = np.concatenate([np.where(missing, np.float32(end), table) for end in (-np.inf, np.inf)], axis=1)
-        for start in range(0, len(table), ROWS):
-            part = both[start : start + ROWS]
+        some = max(1, NODES // len(self.roots))
+        for start in range(0, len(table), some):
+            part = both[start : start + some]
             rows, values = np.arange(len(part))[:, None] * part.shape[1], part.ravel()
             at = np.broadcast_to(np.arange(len(self.roots)), (len(part), len(self.roots)))
             for column, threshold in levels:
                 at = 2 * at + (values.take(rows + column.take(at)) >= threshold.take(at))
-            sums[start : start + ROWS] = leaves.take(at).sum(axis=1, dtype=np.float64)
+            sums[start : start + some] = leaves.take(at).sum(axis=1, dtype=np.float64)
         return sums + self.base
 
 

@@ -126,12 +126,18 @@ def layout_of(problem: NchwProblem, box: Box) -> Layout:
 
 
 @lru_cache(maxsize=4096)
+def _cost(layout: Layout) -> float:
+    """Of a layout, which many problems have."""
+    return layout.cost
+
+
+@lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
     """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn.  None
     if there are none."""
 
     def cost(box: Box) -> tuple[float, ...]:
-        return (layout_of(problem, box).cost,)
+        return (_cost(layout_of(problem, box)),)
 
     return pixel_tiles(problem, pixels, (parts,), line=PATTERN, prefer=cost, alone=True)
 
