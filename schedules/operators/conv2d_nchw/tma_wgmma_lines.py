@@ -34,16 +34,19 @@ class TmaWgmmaLinesConfig(HopperConfig):
     k_steps = (2, 4, 8)  # two sets of fragments take turns
     registers = COPYING
 
+    @property
+    def fragments(self) -> int:
+        """Registers of a thread for operand a, words of two numbers."""
+        return self.rows * self.block_k // WARPGROUP // 2
+
     @classmethod
     def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         return super().unfit(problem, arch) or why_no_lines(simplest(problem))
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
-        # a word has two numbers of a fragment; fragments are of a tile that is whole
-        fragments = self.rows * self.block_k // WARPGROUP // 2
-        reason = reason or self.check_block(problem.dtype, arch, more=fragments)
-        reason = reason or check_own_pixels(problem, self)
+        # fragments are of a tile that is whole
+        reason = reason or self.check_block(problem.dtype, arch, more=self.fragments) or check_own_pixels(problem, self)
         if reason:
             return reason
         work: LinesWork = work_of(problem, self)
