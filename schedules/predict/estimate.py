@@ -198,11 +198,10 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
 
 
 def by_pairs(of: Callable[[int, int], tuple[int, int] | int | None], first: Array, second: Array) -> Array:
-    """What `of` says of each row of both columns, infinity where it is None, as two columns, or equal ones of one
-    number; of equal rows once."""
+    """What `of` says of each row of both columns, a number or two as two columns, infinity where that is None; of equal
+    rows once."""
     rows, number = distinct(first, second)
-    told = (of(a, b) for a, b in rows)
-    return np.array([(math.inf, math.inf) if each is None else np.broadcast_to(each, 2) for each in told])[number]
+    return np.array([of(a, b) or (math.inf, math.inf) for a, b in rows])[number]
 
 
 def distinct(*columns: Array) -> tuple[list[tuple[int, ...]], Array]:

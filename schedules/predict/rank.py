@@ -279,7 +279,7 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         room = np.where(_sums_fit(m * n * lines * shifted, columns, spec, arch), room, 0.0)
         of_pixels = pixels * np.where(halo, beside, 1.0) * k * item
         if spec.stage_bytes is not None:
-            of_pixels = by_pairs(partial(spec.stage_bytes, p), pixels, k)[:, 0]
+            of_pixels = by_pairs(partial(spec.stage_bytes, p), pixels, k)
         stage = of_pixels + np.where(stay, 0.0, filters) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))
         sent = m * n * SUM_BYTES * (1 - 1 / columns.get("split_k", 1.0))
@@ -325,10 +325,13 @@ def filled(config: Any, problem: Any, arch: Arch) -> Config | None:
     """The config, which has about the most stages that there is room for, with the most, if it has stages; None if it
     is not legal."""
     reason = config.check(problem, arch)
-    if reason is None and isinstance(config, HopperConfig):
-        more = replace(config, num_stages=min(work_of(problem, config).most_stages(arch), STAGES[-1]))
-        if more.num_stages > config.num_stages and more.check(problem, arch) is None:
-            config = more
+    if reason is None and hasattr(config, FILLED):
+        most = work_of(problem, config).most_stages(arch) if isinstance(config, HopperConfig) else STAGES[-1]
+        for stages in range(min(most, STAGES[-1]), getattr(config, FILLED), -1):
+            more = replace(config, **{FILLED: stages})
+            if more.check(problem, arch) is None:
+                config = more
+                break
     for _ in range(FEWER):
         if reason is None or not reason.startswith(FILLED):
             break

@@ -1,22 +1,16 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import choice_cost
 from benchmarks.peers.choice_cost import choice_table, read_choices
 
 
-@pytest.fixture(scope="module")
-def choice_cost() -> ModuleType:
-    return import_module("benchmarks.choice_cost")
-
-
 def test_layers_are_chosen_for_and_kept(
-    choice_cost: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(choice_cost, "PASSES", 1)
     monkeypatch.setattr(sys, "argv", ["choice_cost.py", "--logs", str(tmp_path), "--every", "150"])

@@ -13,9 +13,10 @@ from schedules.core.arch import parse_arch
 from schedules.core.device import H100
 from schedules.core.presets import resolve
 from schedules.core.registry import operator_of
+from schedules.hopper.config import STAGES
 from schedules.measure.choice import default_choice
 from schedules.predict import rank, trees
-from schedules.predict.configs import columns_of
+from schedules.predict.configs import FILLED, columns_of
 from schedules.predict.estimate import LAUNCH
 from schedules.predict.rank import _sums_fit, filled, predicted_us, ranked
 from scripts import fit_choice
@@ -62,6 +63,17 @@ def test_most_that_is_tried_is_legal(monkeypatch: pytest.MonkeyPatch, fields: st
     assert rank.KEPT <= tried.count(None) > len(tried) / 2
     # sums of all taps along a row are counted
     assert not any(each and each.startswith("TmaWgmmaConfig") and "registers" in each for each in tried)
+
+
+@pytest.mark.parametrize(("name", "ci"), [("conv2d_nhwc", "3"), ("conv2d_nhwc", "64"), ("conv2d_nchw", "64")])
+def test_no_config_could_have_more_stages(name: str, ci: str) -> None:
+    _, problem = resolve(name, {**LAYER, "h": "64", "w": "64", "ci": ci, "co": "64"})
+    staged = [each.config for each in ranked(problem, ARCH) if hasattr(each.config, FILLED)]
+    assert staged
+    for config in staged:
+        stages = getattr(config, FILLED)
+        more: Any = replace(config, **{FILLED: stages + 1})
+        assert stages == STAGES[-1] or more.check(problem, ARCH) is not None
 
 
 @pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw", "conv2d_hwcn", "conv2d_nchw32"])

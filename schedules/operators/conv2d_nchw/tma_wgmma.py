@@ -401,7 +401,7 @@ def phase_widths(problem: NchwProblem) -> tuple[int, ...]:
 
 def runs_of(problem: NchwProblem) -> Iterator[tuple[int, int, bool]]:
     """Columns of a consumer, consumers side by side, and phases or not, of which there are tiles."""
-    p, sides = looked_at(problem), {beside: None for _, _, beside, _ in WAYS}
+    p, sides = looked_at(problem), dict.fromkeys(beside for _, _, beside, _ in WAYS)
     plain = () if pitch(problem) % VECTOR else COLUMNS
     for tiles, given, phases in ((row_tiles, plain, False), (flat_tiles, phase_widths(problem), True)):
         for columns, beside in product(given, sides):
