@@ -58,7 +58,8 @@ def program(
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
     turned = work.a.turned is not None
-    dependent = bool(work.workspace)  # on what the kernel before fills
+    filled = {argument.name for argument in work.workspace}  # by the kernel before; what that one reads was there
+    dependent = bool(filled)
 
     # fmt: off
     @T.prim_func
@@ -134,7 +135,7 @@ def program(
                 if number == LOADER:
                     T.cuda.warp_sync()
                     if T.cuda.elect_sync():
-                        if dependent:
+                        if work.a.source.tensor in filled:
                             T.evaluate(T.ptx["griddepcontrol.wait"]())
                         turner.load(tile, partial(work.loads_a, ry=0, rx=0, part=0))
                 if number >= FIRST_TURNER:
@@ -144,8 +145,6 @@ def program(
                 if number == RESIDUAL_WARP:
                     T.cuda.warp_sync()
                     if T.cuda.elect_sync():
-                        if dependent:
-                            T.evaluate(T.ptx["griddepcontrol.wait"]())
                         producer.run_residuals(tile)
             cores.beside_producer(ring, memory, at, clusters, number, tile)
             after_loads(work)
