@@ -52,7 +52,8 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 }}
 """
 PAIRS = (1, 3)
-MOST_TAPS = 7  # of a kernel of which several pairs are tried
+MOST_TAPS = 7  # of a kernel of which several pairs are tried, or more if filters are so many times fewer than MANY
+MANY = 128
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
 VECTOR = UNIT // ITEM  # elements in 16 bytes
@@ -324,7 +325,8 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaBoxesConfig:
 
 def pairs(problem: NchwProblem) -> tuple[Words, ...]:
     """More than a pair where a chunk is multiplied about as fast as one turns it."""
-    return axis("pairs", PAIRS if problem.kh * problem.kw <= MOST_TAPS else PAIRS[:1])
+    taps = problem.kh * problem.kw
+    return axis("pairs", PAIRS if taps * min(1, problem.co / MANY) <= MOST_TAPS else PAIRS[:1])
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
