@@ -2,7 +2,8 @@
 
 A block copies what it turns into shared memory, by ``cp.async`` in whole 16 bytes wherever a pixel stands in them, as
 `hopper.lines` has it; a thread then writes eight channels of a pixel, or of two: whole sectors are read along pixels
-and written along channels.  Of rows that a stride leaves others between, a thread turns eight channels of four or eight
+and written along channels.  Of small images a block has whole planes, of which those of eight channels side by side are
+one bulk copy.  Of rows that a stride leaves others between, a thread turns eight channels of four or eight
 pixels in registers, if a load may bring so many.  Or a thread gathers eight of what an output looks at, in the filter's
 order: the larger copy, where filters then need none.  Other blocks of the launch write the zeros between rows and
 images, and others the filter (`repack`).
@@ -14,6 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tvm.backend.cuda.lang.pipeline import TMABar
+
 from schedules.core.tvm import IRBuilder, T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.lines import down
@@ -22,11 +25,12 @@ from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
 from schedules.operators.conv2d_nchw.repack import GROUP, pack_block, pack_threads, workspace_of
 from schedules.tirx.types import Expr, Tensors
-from schedules.tirx.values import kept, named
+from schedules.tirx.values import kept, named, where
 
 WARP = 32
 ITEM = 2  # bytes of an element
 _COPY = "cp.async.cg.shared.global"
+_BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 # lanes of a warp along pixels by pixels of a load: sectors of 32 bytes are whole, read and written
 LANES = {8: 4, 4: 8}
 GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
@@ -35,6 +39,9 @@ MANY = 1024  # blocks
 RESIDENT = 8  # blocks on a multiprocessor, at least
 PIXELS = 64  # of a tile in shared memory, or fewer
 SIDE_BY_SIDE = 8  # groups of channels that neighbouring threads write: 128 bytes
+BANKS = 64  # elements of all banks of shared memory
+LARGEST = 26 * 1024  # bytes of the planes of a block, of which a multiprocessor then has as many as there are RESIDENT
+FEWEST = 256  # blocks, where a block with less than a plane would leave more
 
 _WORDS = {8: "uint4", 4: "uint2", 2: "unsigned int", 1: "unsigned short"}
 # {0} pixels of eight channels, {2} elements apart, of which `there` exist, if not all: eight channels of each pixel
@@ -100,7 +107,7 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
     rows = _rows(positions)
     vector = math.gcd(GROUP, rows.length)
     groups = positions.channels // GROUP
-    shape: Shape | Tile
+    shape: Shape | Tile | Planes
     if gather:
         shape = _shape(GATHERED, groups)
         while 2 * shape.runs <= RUNS and shape.blocks(p.pixels) >= 2 * MANY:
@@ -110,7 +117,8 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
         shape = _shape(WARP // LANES[vector], groups)
         turned = shape.blocks(p.n * rows.pixels // vector)
     else:
-        shape = Tile(rows, groups)
+        planes = Planes(rows.length, groups)
+        shape = planes if rows.count == 1 and planes.serve(p) else Tile(rows, groups)
         turned = shape.blocks(p.n)
     turned = turned if "turned" in tensors else 0
     zeros = positions.planes * p.n * groups * _zeros(positions) if "turned" in tensors else 0
@@ -131,6 +139,8 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
             with T.If(block < turned), T.Then():
                 if isinstance(shape, Tile):
                     _turn_tile(positions, shape, views, block, thread)
+                elif isinstance(shape, Planes):
+                    _turn_planes(positions, shape, views, block, thread)
                 elif gather:
                     _gather_block(problem, positions, shape, views, block, thread)
                 else:
@@ -244,6 +254,41 @@ class Tile:
         return image, first, tirx.min(self.length, self.rows.length - before)
 
 
+@dataclass(frozen=True)
+class Planes:
+    """What a block turns of an image by way of shared memory: whole planes of `length` pixels, of `across` groups of
+    channels of the image's `groups`.
+
+    The planes of a group lie side by side in memory, whole 16 bytes.  Groups stand `pitch` elements apart: then
+    neighbouring groups, which threads read at once, lie in other banks.
+    """
+
+    length: int
+    groups: int
+
+    @property
+    def across(self) -> int:
+        return min(SIDE_BY_SIDE, 1 << (self.groups - 1).bit_length())
+
+    @property
+    def each(self) -> int:
+        """Pixels that a thread takes at once."""
+        return math.gcd(2, self.length)
+
+    @property
+    def pitch(self) -> int:
+        taken = GROUP * self.length
+        return taken + (GROUP - taken) % BANKS
+
+    def blocks(self, images: int) -> int:
+        return -(-self.groups // self.across) * images
+
+    def serve(self, problem: NchwProblem) -> bool:
+        """Whether groups are whole, and a block's planes neither too many bytes nor too much of all."""
+        few = self.length > PIXELS and self.blocks(problem.n) < FEWEST
+        return problem.ci % GROUP == 0 and self.across * self.pitch * ITEM <= LARGEST and not few
+
+
 def _rows(positions: Positions) -> Rows:
     """All pixels at once, or the rows that are looked at, where that are not all."""
     p, y = positions.problem, positions.y
@@ -327,6 +372,46 @@ def _turn_tile(positions: Positions, tile: Tile, views: Tensors, block: Expr, th
             waits = memory.ptr_to([of_block * tile.pitch + piece * (tile.units * GROUP) + x])
             filled = p.ci - channel if p.ci % GROUP else GROUP
             call = f"nchw_column_{each}", waits, start, filled, words.ptr_to([0])
+            T.evaluate(T.cuda.func_call(*call, source_code=source))
+            for j, (place, looked_at) in enumerate(places):
+                with T.If(_all(looked_at)), T.Then():
+                    _put(positions, views, place, group + of_block, [words[4 * j + k] for k in range(4)])
+
+
+def _turn_planes(positions: Positions, planes: Planes, views: Tensors, block: Expr, thread: Expr) -> None:
+    p, across, each = positions.problem, planes.across, planes.each
+    count, taken = -(-planes.groups // across), GROUP * planes.length
+    pool = T.SMEMPool()
+    memory = pool.alloc((across * planes.pitch,), p.dtype, align=UNIT)
+    IRBuilder.name("planes", memory)
+    first = thread == 0
+    arrived = TMABar(pool, 1, leader=first)
+    pool.commit()
+    arrived.init(1)
+    T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
+    group = named("group", T.truncmod(block, count) * across)
+    image = named("image", T.truncdiv(block, count))
+    whole = planes.groups % across == 0
+    there = across if whole else named("there", tirx.min(across, planes.groups - group))
+    with T.If(first), T.Then():
+        arrived.arrive(0, there * (taken * ITEM))
+        for number in range(across):
+            with where(None if whole else number < there):
+                source = views["data"].ptr_to([(image * planes.groups + group + number) * taken])
+                to, barrier = memory.ptr_to([number * planes.pitch]), arrived.ptr_to([0])
+                T.evaluate(T.ptx[_BULK](to, source, taken * ITEM, barrier))
+    T.evaluate(T.cuda.cta_sync())
+    arrived.wait(0, 0)
+    source = _COLUMN.format(each, _WORDS[each], planes.length, 0)
+    pixels = planes.length // each
+    with T.serial(-(-across * pixels // WARPGROUP)) as turn:
+        at = named("at", turn * WARPGROUP + thread)
+        of_block, x = named("of_block", T.truncmod(at, across)), named("x", T.truncdiv(at, across) * each)
+        places = [_place(positions, image, x + j) for j in range(each)]
+        with T.If(_all(x < planes.length, of_block < there)), T.Then():
+            words = T.alloc_local((4 * each,), "uint32")
+            IRBuilder.name("words", words)
+            call = f"nchw_column_{each}", memory.ptr_to([of_block * planes.pitch + x]), 0, GROUP, words.ptr_to([0])
             T.evaluate(T.cuda.func_call(*call, source_code=source))
             for j, (place, looked_at) in enumerate(places):
                 with T.If(_all(looked_at)), T.Then():

@@ -28,6 +28,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "a 1x1 kernel that leaves pixels out": dict(n=2, h=14, w=14, ci=32, co=48, kh=1, kw=1, stride=2),
     "1x1": dict(n=3, h=7, w=7, ci=32, co=48, kh=1, kw=1, bias=True),
+    "whole planes, in blocks that are not alike": dict(n=2, h=7, w=7, ci=72, co=16, kh=1, kw=1),
+    "whole planes of pairs": dict(n=2, h=6, w=6, ci=80, co=24, kh=3, kw=3, pad=1, stride=2),
     "one pixel": dict(n=5, h=1, w=1, ci=32, co=48, kh=1, kw=1, bias=True),
     "one pixel, ragged": dict(n=5, h=1, w=1, ci=12, co=10, kh=1, kw=1, residual=True),
     "the whole image": dict(n=5, h=3, w=3, ci=8, co=48, kh=3, kw=3),
@@ -83,6 +85,16 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bo
     assert built.lowered.count("use_programtic_dependent_launch") == 1  # sic
     lines = 14 * 15 if lines_outside else 15 * 15
     assert built.launch and built.launch.grid[0] == -(-8 * lines // 128) * 2
+
+
+@pytest.mark.parametrize("images, whole", [(1, False), (256, True)])
+def test_larger_planes_are_whole_where_blocks_remain(
+    emulation: None, monkeypatch: pytest.MonkeyPatch, images: int, whole: bool
+) -> None:
+    monkeypatch.setattr("schedules.operators.conv2d_nchw.turn.FEWEST", 256 // images)
+    fields = dict(n=2, h=14, w=14, ci=24, co=16, kh=3, kw=3, pad=1, dtype="float16")
+    built = assert_emulated("conv2d_nchw", fields, CONFIGS[1], NAME)
+    assert ("cp_async_bulk_g2s" in str(built.sources["cu"])) == whole
 
 
 @pytest.mark.parametrize("shape", ["one pixel", "the whole image"])
