@@ -158,6 +158,17 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     assert ptx.count("ld.shared.b32") == 5 * 2 * 8 and ptx.count("@p st.shared.v4") == 5 * 2 * 2
 
 
+@pytest.mark.parametrize("fields", [dict(), dict(residual=True)], ids=str)
+def test_only_what_the_kernel_before_fills_is_waited_for(
+    cuda_compiler: None, sm_90a: Arch, fields: dict[str, Any]
+) -> None:
+    source = str(build(problem_of("conv2d_nchw", **WORK | fields, **HALF), sm_90a, NAME).sources["cu"])
+    # filters are packed by it; boxes and residuals were there before it began
+    assert source.count("griddepcontrol_wait();") == 1
+    filters, boxes = (source.index(words, source.index("griddepcontrol_wait();")) for words in ("&(b_map)", "&(a_map)"))
+    assert filters < boxes
+
+
 def test_what_it_is_made_of_where_rows_come_one_by_one(cuda_compiler: None, sm_90a: Arch) -> None:
     fields = WORK | dict(h=23, w=29, filter_layout="hwoi")
     words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0)
@@ -281,3 +292,13 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
     problem, spec = problem_of("conv2d_nchw", **WORK | fields, **HALF), operator("conv2d_nchw").schedule(NAME)
     assert spec.default(problem, sm_90a).check(problem, sm_90a) is None
     assert spec.default(problem, sm_90a) in spec.space(problem, sm_90a)
+
+
+@pytest.mark.parametrize(
+    "fields, pairs", [(dict(kh=1, kw=1, pad=0, co=512), {1, 3}), (dict(), {1, 3}), (dict(co=256), {1})], ids=str
+)
+def test_pairs_are_tried_where_a_chunk_is_soon_multiplied(
+    sm_90a: Arch, fields: dict[str, Any], pairs: set[int]
+) -> None:
+    problem = problem_of("conv2d_nchw", **WORK | fields, **HALF)
+    assert {config.pairs for config in operator("conv2d_nchw").schedule(NAME).space(problem, sm_90a)} == pairs
