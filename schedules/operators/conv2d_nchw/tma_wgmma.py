@@ -47,6 +47,7 @@ from schedules.tirx.values import named
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
 STEP = 2  # pixels that a stride along a row moves by, at most
+SECTORS = 1  # CUtensorMapL2promotion of 64 bytes: no more of the rows between, which a stride leaves out
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ class NchwWork(Work[TilePlace]):
                 self.loaded.box(config.block_k, config.cluster_m),
                 (1, 1, p.stride[0], 1),
                 rows.run * ITEM,
+                promotion=SECTORS if apart > w else TensorMap.promotion,
             ),
         )
         down = p.dilation[0] * (rows.width // rows.run) * self.b.tile.slab

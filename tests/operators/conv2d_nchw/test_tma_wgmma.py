@@ -238,6 +238,14 @@ def test_consumers_may_take_tiles_in_turn(emulation: None, sm_90a: Arch) -> None
     assert_emulated("conv2d_nchw", fields, CONFIGS[0] | turns | dict(block_m=128, consumers=1))
 
 
+@pytest.mark.parametrize("stride, promotion", [("1,1", 2), ("2,1", 1), ("2,2", 1)])
+def test_rows_between_do_not_come_into_l2_too(sm_90a: Arch, stride: str, promotion: int) -> None:
+    problem: Any = problem_of("conv2d_nchw", **WORK | dict(h=28, w=56, kh=1, kw=1, pad=0, stride=stride))
+    config = operator("conv2d_nchw").schedule("tma_wgmma").default(problem, sm_90a)
+    work: NchwWork | None = config.work(problem)
+    assert work and work.b.tensor_map and work.b.tensor_map.promotion == promotion
+
+
 def test_widths_of_phases() -> None:
     def widths(**fields: Any) -> tuple[int, ...]:
         problem = problem_of("conv2d_nchw", **WORK | fields)
