@@ -15,8 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm.backend.cuda.lang.pipeline import TMABar
-
 from schedules.core.tvm import IRBuilder, T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.lines import down
@@ -379,6 +377,8 @@ def _turn_tile(positions: Positions, tile: Tile, views: Tensors, block: Expr, th
 
 
 def _turn_planes(positions: Positions, planes: Planes, views: Tensors, block: Expr, thread: Expr) -> None:
+    from tvm.backend.cuda.lang.pipeline import TMABar
+
     p, across, each = positions.problem, planes.across, planes.each
     count, taken = -(-planes.groups // across), GROUP * planes.length
     pool = T.SMEMPool()
