@@ -173,9 +173,14 @@ class Shape:
         return self.count * -(-loads // (self.each * self.runs))
 
 
+def _across(most: int, groups: int) -> int:
+    """How many groups of channels a block has side by side: a power of two that covers all `groups`, at most `most`."""
+    return min(most, 1 << (groups - 1).bit_length())
+
+
 def _shape(most: int, groups: int) -> Shape:
     """That of blocks with up to `most` lanes along channels."""
-    across = min(most, 1 << (groups - 1).bit_length())
+    across = _across(most, groups)
     return Shape(across, WARPGROUP // across, -(-groups // across), 1)
 
 
@@ -207,7 +212,7 @@ class Tile:
 
     @property
     def across(self) -> int:
-        return min(SIDE_BY_SIDE, 1 << (self.groups - 1).bit_length())
+        return _across(SIDE_BY_SIDE, self.groups)
 
     @property
     def pieces(self) -> int:
@@ -266,7 +271,7 @@ class Planes:
 
     @property
     def across(self) -> int:
-        return min(SIDE_BY_SIDE, 1 << (self.groups - 1).bit_length())
+        return _across(SIDE_BY_SIDE, self.groups)
 
     @property
     def each(self) -> int:
@@ -282,7 +287,7 @@ class Planes:
         return -(-self.groups // self.across) * images
 
     def serve(self, problem: NchwProblem) -> bool:
-        """Whether groups are whole, and a block's planes neither too many bytes nor too much of all."""
+        """Whether blocks can take whole planes: groups have eight channels, planes fit, and enough blocks remain."""
         few = self.length > PIXELS and self.blocks(problem.n) < FEWEST
         return problem.ci % GROUP == 0 and self.across * self.pitch * ITEM <= LARGEST and not few
 
