@@ -8,8 +8,8 @@ operand a do for wgmma; a group has the pixels beyond its ends too, which taps a
 `Layout.pitch` rows apart wherever their line ends.  With a stride there are such lines for each remainder of the
 coordinates.  TMA fills with zeros what lies beyond the image.
 
-A turned chunk serves the stages of all rows of the kernel.  Where that is but one, a chunk may be multiplied faster
-than two warps turn one: then three pairs of warps take turns at the chunks.
+A turned chunk serves the stages of all rows of the kernel.  A chunk may be multiplied faster than two warps turn one:
+then three pairs of warps share each, or, where one tap makes it too short for that, take turns at the chunks.
 """
 
 from __future__ import annotations
@@ -203,6 +203,10 @@ class Layout:
         return found
 
 
+# of a row of the turned tile, the sum of two numbers: bytes to its pixel in what TMA brought, and whether there is one
+Pixel = Callable[[Index, Expr], tuple[Expr, Expr]]
+
+
 class Word(NamedTuple):
     """Two neighbours in a channel's box, from element `at` on, and the row that each is turned into, or -1."""
 
@@ -211,8 +215,10 @@ class Word(NamedTuple):
     odd: int
 
 
-def _one_of(number: Expr, values: Sequence[int]) -> Index:
+def one_of(number: Index, values: Sequence[int]) -> Index:
     """The value number `number`, or the last."""
+    if isinstance(number, int):
+        return values[min(number, len(values) - 1)]
     found: Index = values[-1]
     for at, value in reversed(list(enumerate(values[:-1]))):
         found = T.Select(number == at, T.int32(value), T.int32(found) if isinstance(found, int) else found)
@@ -228,7 +234,7 @@ class TurnedData(ABC):
     tile: SharedTile
     together: int
     taps: int
-    pairs: int = field(default=1, kw_only=True)  # of warps, which take turns at the chunks
+    pairs: int = field(default=1, kw_only=True)  # of warps
 
     @property
     @abstractmethod
@@ -298,11 +304,22 @@ class TurnedData(ABC):
         return aligned(self.tile.nbytes)
 
     @property
+    def in_turn(self) -> int:
+        """Pairs that take turns at the chunks.  Of several taps all share each chunk, which is multiplied for longer:
+        that takes no memory for chunks of each."""
+        return self.pairs if self.kernel == (1, 1) else 1
+
+    @property
+    def turners(self) -> int:
+        """Warps that turn a chunk."""
+        return TURNERS * self.pairs // self.in_turn
+
+    @property
     def slots(self) -> int:
         """Of the ring of turned chunks: where a chunk is multiplied as fast as it is turned, neither waits for the
-        other.  Of several pairs each has slots of its own: it never waits for what another pair has not come to."""
-        if self.pairs > 1:
-            return self.pairs * (1 + (2 * self.pairs * self.slot_bytes <= WAITING))
+        other.  Of pairs in turn each has slots of its own: it never waits for what another pair has not come to."""
+        if self.in_turn > 1:
+            return self.in_turn * (1 + (2 * self.in_turn * self.slot_bytes <= WAITING))
         return SLOTS + (self.stages == 1 and (SLOTS + 1) * self.slot_bytes <= WAITING)
 
     @property
@@ -316,7 +333,7 @@ class TurnedData(ABC):
         """Of the ring of boxes: a load takes longer than a chunk of one tap is multiplied."""
         most = self.arrivals * (AHEAD_OF_ONE if self.kernel == (1, 1) else max(AHEAD, self.pairs))
         found = max(SLOTS + (self.arrivals > 1), min(most, ARRIVING // self.arriving_bytes))
-        each = self.pairs * self.arrivals if self.pairs > 1 else 1  # those of a chunk of each
+        each = self.in_turn * self.arrivals if self.in_turn > 1 else 1  # those of a chunk of each
         return max(each, found // each * each)
 
     def reason(self) -> str | None:
@@ -334,9 +351,8 @@ class TurnedData(ABC):
         down = [self.moved_down(ry) * unit for ry in range(self.kernel[0])]
         # a stage of all taps of a row has products that say how far each moves
         across = [self.moved_across(rx) * unit for rx in range(k)] if k > 1 else [0]
-        if isinstance(number, int):
-            return down[number // k] + across[number % k]
-        return _one_of(T.truncdiv(number, k), down) + _one_of(T.truncmod(number, k), across)
+        row, tap = divmod(number, k) if isinstance(number, int) else (T.truncdiv(number, k), T.truncmod(number, k))
+        return one_of(row, down) + one_of(tap, across)
 
 
 @dataclass(frozen=True)

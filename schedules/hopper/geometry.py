@@ -14,7 +14,7 @@ from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
 from schedules.core.tvm import T
-from schedules.hopper.boxes import TurnedData
+from schedules.hopper.boxes import Pixel, TurnedData
 from schedules.hopper.config import (
     SUM_BYTES,
     WARPGROUP,
@@ -36,7 +36,7 @@ from schedules.hopper.shared import (
     aligned,
     beyond_indices,
 )
-from schedules.hopper.spans import Pixel, Spans
+from schedules.hopper.spans import Spans
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
 

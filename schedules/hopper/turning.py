@@ -12,11 +12,10 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, Pixel, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
-from schedules.hopper.spans import Pixel
 from schedules.tirx.types import Buffer, Expr, Index, Variable
 from schedules.tirx.values import kept, named, where
 
@@ -174,8 +173,8 @@ class Turned:
     def init(self) -> None:
         """Set the barriers up."""
         self.arrived.init(FILLS)
-        self.read.init(TURNERS)
-        self.full.init(TURNERS)
+        self.read.init(self.source.turners)
+        self.full.init(self.source.turners)
         self.empty.init(self.readers)
 
     def ring_of_boxes(self) -> SlotRing:
@@ -237,11 +236,11 @@ class BoxTurner:
 
     @T.inline
     def turn(self, tile: Variable, number: Expr, lane: Expr) -> None:
-        """Turn them, by `lane` of warp `number` of those that do: its pair's of the chunks, each after those of the
-        other pairs."""
+        """Turn them, by `lane` of warp `number` of those that do: all chunks, or of pairs in turn its own's, each after
+        those of the other pairs."""
         boxes = T.meta_var(self.memory.ring_of_boxes())
         rows = T.meta_var(self.memory.ring_of_rows())
-        pairs = T.meta_var(self.memory.source.pairs)
+        pairs = T.meta_var(self.memory.source.in_turn)
         arrivals = T.meta_var(self.memory.source.arrivals)
         warp = T.meta_var(number if pairs == 1 else named("of_pair", number % TURNERS))
         fixed = T.meta_var(self.places(warp, lane))
@@ -276,7 +275,7 @@ class BoxTurner:
         T.evaluate(T.cuda.warp_sync())
         if lane == 0:
             rows.full.arrive(rows.slot)
-        rows.skip(T.int32(self.memory.source.pairs))
+        rows.skip(T.int32(self.memory.source.in_turn))
 
     def _units(self, warp: Expr, lane: Expr) -> Units:
         """The unit and the group of eight channels that a thread turns first.  Lanes side by side have the groups of
@@ -303,7 +302,7 @@ class BoxTurner:
             return self._units(warp, lane)
         if not isinstance(source, TurnedBoxes):
             return None
-        base, to, turner = self._bases(warp)
+        base, to, turner, share = self._bases(warp)
         # every other four lanes begin with the second of their pixels: so eight lanes are of eight rows
         odd_first = named("odd_first", T.bitwise_and(T.shift_right(lane, T.int32(2)), T.int32(1)) == 1)
         orders = [
@@ -312,9 +311,9 @@ class BoxTurner:
         ]
         found = Places("b32")
         words = source.layout.words
-        for first in range(0, len(words), WARP):
+        for first in range(0, len(words), self._at_once):
             at, even, odd = (
-                named(name, _looked_up(name, [getattr(word, name) for word in words], beyond, lane + first))
+                named(name, _looked_up(name, [getattr(word, name) for word in words], beyond, lane + (share + first)))
                 for name, beyond in (("at", 0), ("even", -1), ("odd", -1))
             )
             rows = T.Select(odd_first, odd, even), T.Select(odd_first, even, odd)
@@ -324,23 +323,35 @@ class BoxTurner:
 
     def places_of(self, tile: Expr, warp: Expr, lane: Expr) -> Places:
         """The same of tile number `tile`: of each row of the turned tile its pixel, or zeros."""
-        base, to, turner = self._bases(warp)
+        base, to, turner, share = self._bases(warp)
         found, source = Places("u16"), self.memory.source
-        row = named("row", self._place(to, lane, turner))
+        row = named("row", self._place(to, lane + share, turner))
         pixel = self.pixel(self.place(tile))
-        for first in range(0, source.tile.rows, WARP):
-            at, exists = pixel(first, lane)
+        for first in range(0, source.tile.rows, self._at_once):
+            at, exists = pixel(share + first, lane)
             # halves of words are at even bytes, and at one further is none
             word = kept("word", base + T.Select(named("exists", exists), at, 1))
-            found.blocks.append((word, [(row + first * source.tile.swizzle, None)]))
+            goes = row + first * source.tile.swizzle
+            if first + self._at_once > source.tile.rows:  # not all that share a chunk have as many
+                goes = named("row", T.Select(share + first < source.tile.rows, goes, T.int32(-1)))
+            found.blocks.append((word, [(goes, None)]))
         return found
 
-    def _bases(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
-        """Where the channels of a warp begin in what arrives first, and where the first turned tile does; and the
-        warp's number among those that turn."""
+    @property
+    def _at_once(self) -> int:
+        """Words, or rows, that the warps which share a chunk turn at once."""
+        return self.memory.source.turners // TURNERS * WARP
+
+    def _bases(self, warp: Expr) -> tuple[Expr, Expr, Expr, Index]:
+        """Where the channels of a warp begin in what arrives first, and where the first turned tile does; the warp's
+        number in its pair, and the first of its pair's words or rows."""
         base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
         to = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.rows.ptr_to([0])))
-        return named("first_pixels", base + warp * self.memory.source.group_bytes), to, warp
+        share: Index = 0
+        if self.memory.source.turners > TURNERS:
+            share = named("share", T.truncdiv(warp, TURNERS) * WARP)
+            warp = named("of_pair", T.truncmod(warp, TURNERS))
+        return named("first_pixels", base + warp * self.memory.source.group_bytes), to, warp, share
 
     def _place(self, to: Expr, row: Expr, turner: Expr) -> Expr:
         """Where a row's first channels of a warp go, negative if nowhere."""

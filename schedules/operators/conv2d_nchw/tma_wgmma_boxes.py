@@ -19,7 +19,7 @@ from typing import ClassVar, TypeVar
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, Words, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.boxes import Along, Layout, TurnedBoxes, in_parts, turned_tile
+from schedules.hopper.boxes import Along, Layout, Pixel, TurnedBoxes, in_parts, turned_tile
 from schedules.hopper.config import (
     DEPTHS,
     SHAPES,
@@ -37,7 +37,6 @@ from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_ou
 from schedules.hopper.runs import Classes, TurnedLines
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, line_staging, slot_staging
-from schedules.hopper.spans import Pixel
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork, check_own_pixels
 from schedules.operators.conv2d_nchw.repack import repack
@@ -52,7 +51,7 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 }}
 """
 PAIRS = (1, 3)
-MOST_TAPS = 7  # of a kernel of which several pairs are tried, or more if filters are so many times fewer than MANY
+MOST_TAPS = 7  # of a pixel, with which several pairs are tried, or more if filters are so many times fewer than MANY
 MANY = 128
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
@@ -252,7 +251,7 @@ class BoxWork(FilterWork[TilePlace]):
         top = named("top", y * p.stride[0] + layout.y.first)
         left = named("left", x * p.stride[1] + layout.x.first)
 
-        def pixel(row: int, more: Expr) -> tuple[Expr, Expr]:
+        def pixel(row: Index, more: Expr) -> tuple[Expr, Expr]:
             call = "nchw_pixel_of_box", more + row
             both = named("pixel", T.cuda.func_call(*call, source_code=text, return_type="int32"))
             line, column = T.shift_right(both, T.int32(16)), T.bitwise_and(both, T.int32(0xFFFF))
@@ -324,8 +323,9 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaBoxesConfig:
 
 
 def pairs(problem: NchwProblem) -> tuple[Words, ...]:
-    """More than a pair where a chunk is multiplied about as fast as one turns it."""
-    taps = problem.kh * problem.kw
+    """More than a pair where a chunk is multiplied about as fast as one turns it: of each pixel the taps that look at
+    it."""
+    taps = problem.kh * problem.kw / math.prod(problem.stride)
     return axis("pairs", PAIRS if taps * min(1, problem.co / MANY) <= MOST_TAPS else PAIRS[:1])
 
 

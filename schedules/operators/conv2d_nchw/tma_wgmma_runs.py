@@ -17,13 +17,12 @@ import numpy as np
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.boxes import GROUP, ITEM, WARP, in_parts
+from schedules.hopper.boxes import GROUP, ITEM, WARP, Pixel, in_parts, one_of
 from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, work_of
 from schedules.hopper.geometry import Load
 from schedules.hopper.runs import Classes, TurnedRuns
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import LONGEST_BOX, UNIT, SharedTile, TensorMap
-from schedules.hopper.spans import Pixel
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
@@ -212,9 +211,10 @@ class RunWork(PositionWork):
         p, layout, source = self.problem, self.layout, self.runs
         image, begin, _ = self.starts(place)
 
-        def pixel(row: int, more: Expr) -> tuple[Expr, Expr]:
-            span, before = divmod(row, layout.span)
-            by, bx, first = layout.firsts[span]
+        def pixel(row: Index, more: Expr) -> tuple[Expr, Expr]:
+            each = layout.span
+            span, before = divmod(row, each) if isinstance(row, int) else (T.truncdiv(row, each), T.truncmod(row, each))
+            by, bx, first = (one_of(span, values) for values in zip(*layout.firsts, strict=True))
             at = named("at", place.position + (first + before) + more)
             n, y, x = (named("at", value) for value in layout.positions.pixel(at))
             y, x = named("y", y * p.stride[0] + by), named("x", x * p.stride[1] + bx)

@@ -61,15 +61,21 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
     SMALL | dict(split_k=4, grid=4),
 ]
-# by three pairs of warps, whose chunks come in turn: fewer than pairs, of tiles one after the other, of parts
+# by three pairs of warps that take turns at chunks: fewer than pairs, of tiles one after the other
 IN_TURN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (dict(ci=40), dict(block_k=64)),
     (dict(ci=400, co=72, bias=True), dict(block_m=128, consumers=2, block_n=64, block_k=64)),
-    (dict(kh=1, kw=5, pad="0,2", ci=72), dict(row=False)),
-    (dict(kh=3, kw=3, pad=1, h=8, w=16, ci=72), dict(block_n=16)),
     (dict(h=8, w=8, ci=200), dict(split_k=2, grid=4)),
     (dict(h=14, w=14, ci=264), dict(consumers=2, ping_pong=True, num_stages=3)),
     (dict(co=72), dict(cluster_m=2, grid=4)),
+]
+# or that share each: words of a chunk, fewer than of pairs, rows one by one, of several remainders, of parts
+SHARED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (dict(kh=3, kw=3, pad=1, h=8, w=16, ci=72), dict(block_n=16)),
+    (dict(kh=1, kw=3, pad="0,1", h=1, w=64), dict(block_k=64)),
+    (dict(kh=1, kw=5, pad="0,2", ci=72), dict(row=False)),
+    (dict(kh=3, kw=3, pad=1, h=15, w=36, stride=2, bias=True), dict(consumers=2, ping_pong=True, num_stages=3)),
+    (dict(kh=3, kw=3, h=19, w=40, stride=2, ci=40), dict(block_m=128, consumers=2, cluster_m=2, grid=4)),
 ]
 # taps far apart make a turned tile of so many rows that a thread that turns has registers for one unit at a time
 MANY_ROWS = dict(n=1, h=1, w=389, ci=40, co=16, kh=1, kw=5, pad="0,10", dilation="1,5")
@@ -100,6 +106,29 @@ def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
 def test_pairs_that_take_turns_emulated(emulation: None, fields: dict[str, Any], words: dict[str, Any]) -> None:
     sizes = HALF | dict(n=3, h=9, w=7, ci=136, co=40, kh=1, kw=1) | fields
     assert_emulated("conv2d_nchw", sizes, SMALL | dict(pairs=3) | words, NAME)
+
+
+@pytest.mark.parametrize("fields, words", SHARED, ids=str)
+def test_pairs_that_share_a_chunk_emulated(emulation: None, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    sizes = HALF | dict(n=2, ci=136, co=40, h=9, w=7) | fields
+    assert_emulated("conv2d_nchw", sizes, SMALL | dict(pairs=3) | words, NAME)
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(h=23, w=29), dict(stride=2)], ids=str)
+def test_pairs_that_share_a_chunk_take_no_more_memory(sm_90a: Arch, fields: dict[str, Any]) -> None:
+    one, three = (work_of(sm_90a, WORK | fields, pairs=pairs).turned for pairs in (1, 3))
+    assert (one.turners, three.turners) == (2, 6) and one.slots == three.slots
+    assert one.slots * one.slot_bytes == three.slots * three.slot_bytes
+
+
+def test_pairs_that_share_a_chunk_are_all_waited_for(sm_90a: Arch) -> None:
+    for pairs in (1, 3):
+        words = SMALL | dict(pairs=pairs)
+        turned = work_of(sm_90a, WORK, **words).turned
+        source = str(build(problem_of("conv2d_nchw", **WORK, **HALF), sm_90a, NAME, words).sources["cu"])
+        counts = re.findall(r"mbarrier_init_init_shared_b64\(.*, \(uint\)(\d+)\);", source)
+        # those that have read a box, and those that have turned a chunk
+        assert counts.count(str(turned.turners)) == turned.arriving_slots + turned.slots
 
 
 @pytest.mark.parametrize("words", [dict(), dict(block_m=128, consumers=2, block_n=192)], ids=str)
@@ -147,7 +176,7 @@ def test_neighbours_are_read_at_once(sm_90a: Arch, w: int, loads: int) -> None:
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
-    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0)
+    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0, pairs=1)
     built = build(problem_of("conv2d_nchw", **WORK, **HALF, filter_layout="hwoi"), sm_90a, NAME, words)
     found = assert_well_made(built, "HGMMA")
     assert_producer_fits(built)
@@ -171,7 +200,7 @@ def test_only_what_the_kernel_before_fills_is_waited_for(
 
 def test_what_it_is_made_of_where_rows_come_one_by_one(cuda_compiler: None, sm_90a: Arch) -> None:
     fields = WORK | dict(h=23, w=29, filter_layout="hwoi")
-    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0)
+    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0, pairs=1)
     built = build(problem_of("conv2d_nchw", **fields, **HALF), sm_90a, NAME, words)
     found = assert_well_made(built, "HGMMA", stored_by_tma=False)
     assert_producer_fits(built)
@@ -295,7 +324,14 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "fields, pairs", [(dict(kh=1, kw=1, pad=0, co=512), {1, 3}), (dict(), {1, 3}), (dict(co=256), {1})], ids=str
+    "fields, pairs",
+    [
+        (dict(kh=1, kw=1, pad=0, co=512), {1, 3}),
+        (dict(), {1, 3}),
+        (dict(co=256), {1}),
+        (dict(co=256, stride=2), {1, 3}),
+    ],
+    ids=str,
 )
 def test_pairs_are_tried_where_a_chunk_is_soon_multiplied(
     sm_90a: Arch, fields: dict[str, Any], pairs: set[int]
