@@ -394,6 +394,7 @@ def _turn_planes(positions: Positions, planes: Planes, views: Tensors, block: Ex
     pool.commit()
     arrived.init(1)
     T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
+    T.evaluate(T.cuda.cta_sync())
     group = named("group", T.truncmod(block, count) * across)
     image = named("image", T.truncdiv(block, count))
     whole = planes.groups % across == 0
@@ -405,7 +406,6 @@ def _turn_planes(positions: Positions, planes: Planes, views: Tensors, block: Ex
                 source = views["data"].ptr_to([(image * planes.groups + group + number) * taken])
                 to, barrier = memory.ptr_to([number * planes.pitch]), arrived.ptr_to([0])
                 T.evaluate(T.ptx[_BULK](to, source, taken * ITEM, barrier))
-    T.evaluate(T.cuda.cta_sync())
     arrived.wait(0, 0)
     source = _COLUMN.format(each, _WORDS[each], planes.length, 0)
     pixels = planes.length // each
