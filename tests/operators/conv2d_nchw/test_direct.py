@@ -36,11 +36,11 @@ from tests.documents import ROOT
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
 ARTICLE = preset("direct-article").problem()
-SMALL = dict(block="4x16", pixels="1x4", filters=4, channels_per_stage=2)
+SMALL = dict(block="4x16", pixels="1x4", filters=4, channels_per_stage=2, stages=1)
 CONFIGS: list[dict[str, Any]] = [
     SMALL,
-    dict(block="4x8", pixels="2x2", filters=3, channels_per_stage=1, vector=2, unroll_rows=False),
-    dict(block="3x8", pixels="1x1", filters=1, channels_per_stage=0, vector=1, min_blocks=2),
+    dict(block="4x8", pixels="2x2", filters=3, channels_per_stage=1, stages=1, vector=2, unroll_rows=False),
+    dict(block="3x8", pixels="1x1", filters=1, channels_per_stage=0, stages=1, vector=1, min_blocks=2),
 ]
 ASYNC: list[dict[str, Any]] = [
     dict(block="4x16", pixels="2x4", filters=4, channels_per_stage=1, stages=3, exchange=True),
