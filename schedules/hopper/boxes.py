@@ -234,7 +234,7 @@ class TurnedData(ABC):
     tile: SharedTile
     together: int
     taps: int
-    pairs: int = field(default=1, kw_only=True)  # of warps
+    pairs: int = field(default=1, kw_only=True)  # of warps that turn
 
     @property
     @abstractmethod
@@ -305,8 +305,8 @@ class TurnedData(ABC):
 
     @property
     def in_turn(self) -> int:
-        """Pairs that take turns at the chunks.  Of several taps all share each chunk, which is multiplied for longer:
-        that takes no memory for chunks of each."""
+        """Pairs that take turns at the chunks: all where the kernel has one tap.  A chunk of several is multiplied for
+        longer: all pairs share it, and need no slots of their own."""
         return self.pairs if self.kernel == (1, 1) else 1
 
     @property

@@ -51,7 +51,7 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 }}
 """
 PAIRS = (1, 3)
-MOST_TAPS = 7  # of a pixel, with which several pairs are tried, or more if filters are so many times fewer than MANY
+MOST_TAPS = 7  # that look at a pixel if several pairs are tried, or more if filters are as many times fewer than MANY
 MANY = 128
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
@@ -323,8 +323,8 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaBoxesConfig:
 
 
 def pairs(problem: NchwProblem) -> tuple[Words, ...]:
-    """More than a pair where a chunk is multiplied about as fast as one turns it: of each pixel the taps that look at
-    it."""
+    """More than a pair where a chunk is multiplied about as fast as one turns it: few taps look at each pixel, or
+    filters are few."""
     taps = problem.kh * problem.kw / math.prod(problem.stride)
     return axis("pairs", PAIRS if taps * min(1, problem.co / MANY) <= MOST_TAPS else PAIRS[:1])
 
