@@ -17,7 +17,17 @@ from functools import partial
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
 from schedules.core.tvm import T, tirx
-from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, plain, stage_channels, work_of
+from schedules.hopper.config import (
+    DEPTHS,
+    K_STEPS,
+    SHAPES,
+    HopperConfig,
+    blocks,
+    fitting,
+    plain,
+    stage_channels,
+    work_of,
+)
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened, whole
 from schedules.hopper.schedule import tma_schedule
@@ -166,7 +176,8 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaSlabsConfig:
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaSlabsConfig]:
     p = problem
     shapes = fitting(lambda m: boxes(p, m) or 1, p.co, p.reduction, arch.device)
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True)
+    k_steps = (1, *K_STEPS) if p.ci % 32 else K_STEPS  # where part of the last 32 channels would be zeros
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True, k_steps=k_steps)
     return ProductSpace(TmaWgmmaSlabsConfig, words, DEPTHS)
 
 
