@@ -21,6 +21,7 @@ from schedules.hopper.config import (
     DEPTHS,
     K_STEPS,
     SHAPES,
+    STAGING,
     HopperConfig,
     blocks,
     fitting,
@@ -39,6 +40,7 @@ from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
 SLAB = 64  # pixels, 128 bytes
+ROOM = 224 * 1024  # bytes of a multiprocessor's shared memory in which stages and results lie, beside barriers
 VECTOR = 8  # pixels in 16 bytes
 
 
@@ -107,10 +109,17 @@ class SlabWork(FilterWork[SlabPlace]):
         box = (SLAB, config.block_k // config.loaders_channels, 1)
         data = TensorMap("data", p.dtype, (p.w, p.ci, p.n), (plane, p.ci * plane), box, (1, 1, 1), SLAB * ITEM)
         self.a = Operand(tile, data)
-        staging = line_staging(config.rows, config.block_n // self.slices, ITEM, SLAB)
-        box, line = (SLAB, staging.width, 1), staging.row_bytes
-        to = TensorMap("output", p.dtype, (p.w, p.co, p.n), (plane, p.co * plane), box, (1, 1, 1), line, promotion=0)
-        self.output = Output(p.dtype, staging, to)
+        self.output = self._output(STAGING)
+        if config.num_stages * self.stage_bytes + self.beside_stages > ROOM // config.blocks_sm:
+            self.output = self._output(STAGING // 2)
+
+    def _output(self, room: int) -> Output:
+        """By TMA, with so many bytes for a consumer's results to wait in."""
+        p, config = self.problem, self.config
+        staging = line_staging(config.rows, config.block_n // self.slices, ITEM, SLAB, room)
+        plane, box = p.w * ITEM, (SLAB, staging.width, 1)
+        sizes, strides, line = (p.w, p.co, p.n), (plane, p.co * plane), staging.row_bytes
+        return Output(p.dtype, staging, TensorMap("output", p.dtype, sizes, strides, box, (1, 1, 1), line, promotion=0))
 
     def of_images(self, n: Expr) -> SlabWork:
         return SlabWork(self.given.unchecked(n=n), self.config)

@@ -98,6 +98,15 @@ def test_a_tile_is_of_slabs_of_whatever_images(sm_90a: Arch) -> None:
         assert tiles == spec.boxes(problem, config.block_m, config.cluster_m) * work.columns
 
 
+def test_results_wait_where_stages_leave_room(sm_90a: Arch) -> None:
+    """All of a consumer's 64 x 128, or half of them at a time."""
+    spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, dtype="float16")
+    words = SMALL | dict(block_m=64, block_n=128, block_k=64, consumers=1)
+    for num_stages, width in ((8, 128), (9, 64)):
+        config: Any = spec.config_for(problem, sm_90a, words | dict(num_stages=num_stages))
+        assert config.work(problem).output.staging.width == width
+
+
 @pytest.mark.parametrize("fields", [dict(), dict(n=1, w=56, h=56), dict(ci=44, co=320)], ids=str)
 def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
     problem, spec = problem_of("conv2d_nchw", dtype="float16", **WORK | fields), operator("conv2d_nchw").schedule(NAME)
