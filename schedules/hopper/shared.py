@@ -357,9 +357,9 @@ class LineStaging:
         return T.truncdiv(row, self.run) * self.store_bytes + at
 
 
-def line_staging(rows: int, columns: int, item: int, line: int, room: int = STAGING // 2) -> LineStaging:
+def line_staging(rows: int, columns: int, item: int, line: int, room: int) -> LineStaging:
     """Staging for the results of a consumer, of whose rows `line` lie side by side, in passes of as many columns as
-    `room` bytes hold: what stages turned data has little beside it."""
+    `room` bytes hold."""
     width, run = columns, math.gcd(line, 128 // item)
     while width % 32 == 0 and rows * width * item > room:
         width //= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, TypeVar
@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import TurnedData
-from schedules.hopper.config import HopperConfig
+from schedules.hopper.config import STAGING, HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
 from schedules.hopper.split import addends_of, whole
@@ -23,6 +23,7 @@ from schedules.tirx.values import named
 
 ITEM = 2  # bytes of an operand's element
 LINE = 128  # bytes of a swizzled row, at most
+ROOM = 224 * 1024  # bytes of a multiprocessor's shared memory in which stages and results lie, beside barriers
 
 P = TypeVar("P")  # where a tile lies
 
@@ -105,6 +106,13 @@ class FilterWork(Work[P]):
         own = T.truncdiv(number, split)
         chunk = named("chunk_of_channels", T.truncdiv(own, stages) * split + T.truncmod(number, split))
         return self.filters_of(channel, T.truncmod(own, stages) * self.b.count, chunk, part)
+
+    def leave(self, output: Callable[[int], Output]) -> None:
+        """Have results leave by `output` of the bytes in which a consumer's wait: as many as stages leave room for."""
+        for room in (STAGING, STAGING // 2):
+            self.output = output(room)
+            if self.config.num_stages * self.stage_bytes + self.beside_stages <= ROOM // self.config.blocks_sm:
+                return
 
     def filters_of(self, channel: Expr, first: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The boxes of part number `part` (of cluster_m) of operand b, for the taps from `first` on, the output

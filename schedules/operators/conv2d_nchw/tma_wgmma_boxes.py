@@ -190,15 +190,15 @@ class BoxWork(FilterWork[TilePlace]):
         self.layout = layout_of(p, tiles.box)
         self.clusters = whole(tiles.count, config.cluster_m) * self.columns
         self.turn(turned_boxes(p, self.layout, config.block_k, taps))
-        self.output = self._output()
+        self.leave(self._output)
 
-    def _output(self) -> Output:
-        """By TMA where rows of the output are whole 16 bytes too."""
+    def _output(self, room: int) -> Output:
+        """By TMA where rows of the output are whole 16 bytes too, with so many bytes for results to wait in."""
         p, rows, columns = self.problem, self.config.rows, self.config.block_n // self.slices
         if p.out_w % VECTOR:
             slots = Slots("output", p.pixels * p.co, math.gcd(VECTOR, p.out_w), ragged=False)
             return Output(p.dtype, slot_staging(rows, columns, ITEM), slots)
-        staging = line_staging(rows, columns, ITEM, self.tiles.box[2])
+        staging = line_staging(rows, columns, ITEM, self.tiles.box[2], room)
         image = p.out_h * p.out_w * ITEM
         lines = TensorMap(
             "output",

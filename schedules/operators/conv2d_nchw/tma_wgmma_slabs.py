@@ -21,7 +21,6 @@ from schedules.hopper.config import (
     DEPTHS,
     K_STEPS,
     SHAPES,
-    STAGING,
     HopperConfig,
     blocks,
     fitting,
@@ -40,7 +39,6 @@ from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
 SLAB = 64  # pixels, 128 bytes
-ROOM = 224 * 1024  # bytes of a multiprocessor's shared memory in which stages and results lie, beside barriers
 VECTOR = 8  # pixels in 16 bytes
 
 
@@ -109,9 +107,7 @@ class SlabWork(FilterWork[SlabPlace]):
         box = (SLAB, config.block_k // config.loaders_channels, 1)
         data = TensorMap("data", p.dtype, (p.w, p.ci, p.n), (plane, p.ci * plane), box, (1, 1, 1), SLAB * ITEM)
         self.a = Operand(tile, data)
-        self.output = self._output(STAGING)
-        if config.num_stages * self.stage_bytes + self.beside_stages > ROOM // config.blocks_sm:
-            self.output = self._output(STAGING // 2)
+        self.leave(self._output)
 
     def _output(self, room: int) -> Output:
         """By TMA, with so many bytes for a consumer's results to wait in."""
