@@ -16,7 +16,7 @@ from schedules.hopper.fragments import row_of
 from schedules.hopper.geometry import Member, Work
 from schedules.hopper.residual import Residual
 from schedules.hopper.shared import FOLDS, folded
-from schedules.hopper.stores import BoxStores, stores_of
+from schedules.hopper.stores import BoxStores, LineStores, stores_of
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
@@ -171,7 +171,7 @@ class Results:
             """The residual's elements of 64 rows number `m` and these columns: two for each pair of sums."""
             if not residual:
                 return [(None, None)] * 4
-            assert isinstance(stores, BoxStores)
+            assert isinstance(stores, BoxStores | LineStores)
             if pair == m == 0:
                 residual.wait(box)
             lane_of = lanes[columns(box, pair)[1]]

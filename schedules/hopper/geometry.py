@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -206,16 +205,22 @@ class Output:
 
 @dataclass(frozen=True)
 class Added:
-    """A residual that comes by TMA (`hopper.residual`): `boxes` of `source` side by side along each consumer's columns,
-    which lie as its results wait for their stores."""
+    """A residual that comes by TMA (`hopper.residual`): `boxes` side by side along each consumer's columns, each of as
+    many `lines` of the tile's rows, of `source`, which lie as its results wait for their stores."""
 
     source: TensorMap
     boxes: int
+    lines: int = 1
+
+    @property
+    def box_bytes(self) -> int:
+        """Of a box with all its lines."""
+        return self.lines * self.source.box_bytes
 
     @property
     def nbytes(self) -> int:
         """Of a consumer's part of a tile."""
-        return self.boxes * self.source.box_bytes
+        return self.boxes * self.box_bytes
 
 
 P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
@@ -318,19 +323,22 @@ class Work(ABC, Generic[P]):
         each = self.sums * config.accumulators // self.slices * WARPGROUP * SUM_BYTES
         return finished * (config.split_k - 1) * each
 
-    @cached_property
+    @property
     def added(self) -> Added | None:
         """The residual, where it can come by TMA; else threads read it element by element."""
         config, output, terms = self.config, self.output, self.epilogue.of_axis("element")
         target, staging = output.target, output.staging
-        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or self.a.copied or self.a.turned:
+        if not isinstance(target, TensorMap) or not isinstance(staging, Staging | LineStaging):
+            return None
+        if self.a.copied or self.a.turned:
             return None
         if self.leaving > 1:
             return None
         if [term.dtype for term in terms] != [output.dtype] or config.split_k > 1 or config.multiplies_apart:
             return None
         source = replace(target, tensor=terms[0].name, promotion=TensorMap.promotion)
-        return Added(source, staging.columns // staging.width)
+        lines = staging.rows // staging.run if isinstance(staging, LineStaging) else 1
+        return Added(source, staging.columns // staging.width, lines)
 
     @property
     def beside_stages(self) -> int:

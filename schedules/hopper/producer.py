@@ -16,7 +16,7 @@ from schedules.hopper.launch import Maps, SharedMemory
 from schedules.hopper.lines import Lines
 from schedules.hopper.residual import owner_of
 from schedules.hopper.ring import Ring
-from schedules.hopper.shared import TensorMap, aligned
+from schedules.hopper.shared import LineStaging, TensorMap, aligned
 from schedules.hopper.spans import Spans, Turner
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import named
@@ -130,15 +130,22 @@ class Producer:
         arrivals, work = self.memory.residual, self.work
         assert arrivals
         owner, turn = owner_of(work.config, tile, self.clusters)
-        source, width = arrivals.added.source, work.output.staging.width
+        added, staging = arrivals.added, work.output.staging
+        owner, turn = owner_of(work.config, tile, self.clusters)
+        form = _LOAD.format(added.source.rank)
         for part in range(work.config.parts):
-            with T.serial(arrivals.added.boxes) as box:
-                number = named("box", arrivals.number(owner + part, box))
+            with T.serial(added.boxes) as box:
+                number, column = named("box", arrivals.number(owner + part, box)), box * staging.width
                 arrivals.empty.wait(number, turn ^ 1)
-                arrivals.full.arrive(number, source.box_bytes)
-                to, at = arrivals.memory.ptr_to([number * source.box_bytes]), work.store_at(place, part, box * width)
+                arrivals.full.arrive(number, added.box_bytes)
                 arrived = arrivals.full.ptr_to([number])
-                T.evaluate(T.ptx[_LOAD.format(source.rank)](to, T.address_of(self.maps.residual), *at, arrived))
+                for line in range(added.lines):
+                    if isinstance(staging, LineStaging):
+                        at = work.line_at(place, part, line * staging.run, column)
+                    else:
+                        at = work.store_at(place, part, column)
+                    to = arrivals.memory.ptr_to([number * added.box_bytes + line * added.source.box_bytes])
+                    T.evaluate(T.ptx[form](to, T.address_of(self.maps.residual), *at, arrived))
 
     def copy_lines(self, place: Any, ry: Expr, chunk: Expr) -> None:
         """Copy this thread's part of operand a, and have it arrive when it is there."""

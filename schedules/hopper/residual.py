@@ -17,11 +17,11 @@ from schedules.hopper.config import HopperConfig
 from schedules.hopper.exchange import WARPS
 from schedules.hopper.geometry import Added, Member
 from schedules.hopper.ring import FILLS
-from schedules.hopper.shared import UNIT
-from schedules.hopper.stores import BoxStores
+from schedules.hopper.shared import UNIT, LineStaging
+from schedules.hopper.stores import BoxStores, LineStores
 from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
-from schedules.tirx.words import read_shared_pair
+from schedules.tirx.words import read_shared_apart, read_shared_pair
 
 
 class Arrivals:
@@ -64,16 +64,25 @@ class Residual:
         """Wait for box number `box` of the consumer's columns."""
         self.arrivals.full.wait(self.arrivals.number(self.member.consumer, box), self.turn)
 
-    def pair(self, stores: BoxStores, box: int, m: int, pair: int, half: int, below: int, lane: Expr) -> Sequence[Expr]:
+    def pair(
+        self, stores: BoxStores | LineStores, box: int, m: int, pair: int, half: int, below: int, lane: Expr
+    ) -> Sequence[Expr]:
         """The elements of a thread's two results of a box, of its warp's 16 rows number `m`, there 8 * `below` rows
         down, and of the 16 columns number `pair`, in their half number `half`."""
-        staging, source = stores.staging, self.arrivals.added.source
-        row = stores.row(m) + T.truncdiv(lane, 4) + 8 * below
+        staging, added = stores.staging, self.arrivals.added
+        source, memory = added.source, self.arrivals.memory
+        start = self.arrivals.number(self.member.consumer, box) * added.box_bytes
+        top = stores.row(m) + 8 * below
+        if isinstance(staging, LineStaging):
+            column = (2 * pair + half) * 8 + T.truncmod(lane, 4) * 2
+            more = start + T.truncdiv(lane, 4) * staging.item
+            places = [memory.ptr_to([more + staging.chunk(top, column + i)]) for i in range(2)]
+            return read_shared_apart(source.tensor, source.dtype, places)
+        row = top + T.truncdiv(lane, 4)
         chunk, rest = divmod((2 * pair + half) * 8 * staging.item, UNIT)
         left = rest + T.truncmod(lane, 4) * (2 * staging.item)
         at = staging.chunk(row, chunk + T.truncdiv(left, UNIT)) + T.truncmod(left, UNIT)
-        start = self.arrivals.number(self.member.consumer, box) * source.box_bytes
-        return read_shared_pair(source.tensor, source.dtype, self.arrivals.memory.ptr_to([start + at]))
+        return read_shared_pair(source.tensor, source.dtype, memory.ptr_to([start + at]))
 
     def free(self, box: int) -> None:
         """Say that this warp has read box number `box`."""

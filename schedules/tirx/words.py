@@ -102,6 +102,13 @@ def _halves(name: str, dtype: str, call: str, loaded: str, at: Pointer) -> Seque
     return [named(name, widened(T.reinterpret(dtype, half))) for half in halves]
 
 
+def read_shared_apart(name: str, dtype: str, places: Sequence[Pointer]) -> Sequence[Expr]:
+    """Elements of `dtype`, of 16 bits, in shared memory, as numbers of 32 bits."""
+    call = dict(source_code=_READ_WORD.format("read_shared_16", "unsigned short", "*(const unsigned short*)at"))
+    halves = [T.cuda.func_call("read_shared_16", at, return_type="uint16", **call) for at in places]
+    return [named(name, widened(T.reinterpret(dtype, half))) for half in halves]
+
+
 def read(elements: Buffer, at: Expr | tuple[Expr, ...], inside: Expr) -> Expr:
     """The element at an index, or at one for each axis, as a number of 32 bits, or 0 if not `inside`."""
     dtype = str(elements.dtype)

@@ -96,6 +96,14 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(stride=1),
         dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120),
     ),
+    "slabs of pixels": (
+        "conv2d_nchw", "tma_wgmma_slabs", NCHW | dict(kh=1, kw=1, pad=0),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32),
+    ),
+    "slabs of pixels, clusters": (
+        "conv2d_nchw", "tma_wgmma_slabs", NCHW | dict(kh=1, kw=1, pad=0),
+        dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120),
+    ),
     "a line of pixels, turned in the block": (
         "conv2d_nchw", "tma_wgmma_spans", NHWC | dict(ci=20, co=41),
         PLAIN | dict(block_m=128, block_n=32, block_k=32, lines_outside=False, halo=True),

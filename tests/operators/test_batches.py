@@ -21,6 +21,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "stride": dict(n=4, n_from=1, h=12, w=16, ci=8, co=8, kh=3, kw=3, stride=2, pad=1),
     "ragged": dict(n=4, n_from=1, h=6, w=5, ci=16, co=9, kh=3, kw=3, pad=1, bias=True, residual=True),
     "stem": dict(n=4, n_from=1, h=16, w=16, ci=3, co=16, kh=7, kw=7, stride=2, pad=3),
+    "slabs": dict(n=7, n_from=2, h=8, w=9, ci=32, co=48, kh=1, kw=1, bias=True),
     "int8": dict(n=4, n_from=3, h=6, w=7, ci=32, co=40, kh=3, kw=3, pad=1, bias=True, residual=True),
 }
 
@@ -37,6 +38,7 @@ LAYERS: dict[str, dict[str, Any]] = {
         ("conv2d_nhwc", "stride", "float32", "simt", {}),
         ("conv2d_nchw", "3x3", "float16", "tma_wgmma", {}),
         ("conv2d_nchw", "3x3", "float16", "tma_wgmma_few", {}),
+        ("conv2d_nchw", "slabs", "float16", "tma_wgmma_slabs", {"grid": 3}),
         ("conv2d_nchw", "stem", "float16", "mma_windows", {}),
         ("conv2d_nchw", "stride", "float16", "mma_channels_last", {}),  # has a workspace of as many images
         ("conv2d_nchw", "stride", "float32", "direct", {}),
