@@ -24,6 +24,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
         dict(CONV, n=2, ci=4, co=4, bias=False),
         dict(CONV, n=2, ci=16, co=32, dtype="float16"),
         dict(CONV, n=2, ci=16, co=8, dtype="float16", filter_layout="hwoi"),
+        dict(CONV, n=2, ci=16, co=16, kh=1, kw=1, pad=0, dtype="float16"),
         dict(CONV, n=2, ci=16, co=64, dtype="float16", filter_layout="hwoi"),
         dict(CONV, n=2, ci=16, co=8),
     ),
