@@ -38,7 +38,7 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=256, block_n=16, cluster_n=2, cluster_m=2, grid=4),
     SMALL | dict(block_n=80, cluster_n=2, grid=2),
 ]
-ODD = dict(n=5, h=10, w=12, ci=72, co=150, kh=1, kw=1, bias=True)
+ODD: dict[str, Any] = dict(n=5, h=10, w=12, ci=72, co=150, kh=1, kw=1, bias=True, residual=True)
 
 
 @pytest.fixture(params=SHAPES)
@@ -53,6 +53,12 @@ def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw", dict(dtype="float16") | ODD, words, NAME)
+
+
+def test_residuals_of_shared_reductions(emulation: None) -> None:
+    """Read one by one, of no pixel beyond the image."""
+    fields = dict(n=3, h=4, w=2, ci=64, co=70, kh=1, kw=1, residual=True, dtype="float16")
+    assert_emulated("conv2d_nchw", fields, SMALL | dict(split_k=2, grid=4), NAME)
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -110,7 +116,10 @@ def test_results_wait_where_stages_leave_room(sm_90a: Arch) -> None:
 @pytest.mark.parametrize("fields", [dict(), dict(n=1, w=56, h=56), dict(ci=44, co=320)], ids=str)
 def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
     problem, spec = problem_of("conv2d_nchw", dtype="float16", **WORK | fields), operator("conv2d_nchw").schedule(NAME)
-    assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
+    space = spec.space(problem, sm_90a)
+    assert spec.config_for(problem, sm_90a) in space
+    # chunks of 16 channels where part of the last 32 would be zeros
+    assert any(config.block_k == 16 for config in space) == (problem.ci % 32 > 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.gpu
