@@ -129,7 +129,6 @@ class Producer:
         """Have TMA bring the tile's residual to those who add it, when they have read their last."""
         arrivals, work = self.memory.residual, self.work
         assert arrivals
-        owner, turn = owner_of(work.config, tile, self.clusters)
         added, staging = arrivals.added, work.output.staging
         owner, turn = owner_of(work.config, tile, self.clusters)
         form = _LOAD.format(added.source.rank)

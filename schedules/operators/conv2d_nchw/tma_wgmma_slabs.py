@@ -1,8 +1,8 @@
 """NCHW convolution by 1x1 on Hopper: pixels x output channels, both operands as they lie, by TMA and wgmma.
 
 Rows of a tile are slabs of pixels side by side of a plane, of whatever images: slabs come MN-major, as wgmma takes
-operand a of 16 bits too, and the filters K-major.  So tiles have any number of output channels, where those of
-`tma_wgmma`, whose rows are channels, have multiples of 64; and the end of a plane wastes part of a slab, not of a tile.
+operand a of 16 bits too, and the filters K-major.  So tiles have any multiple of 16 output channels, where those of
+`tma_wgmma`, whose rows are channels, have multiples of 64; and a plane's end wastes part of a slab, not of a tile.
 Results leave by TMA, a slab of each channel, turned by stmatrix.
 
 Sources: PTX ISA, "wgmma.mma_async" (the transposes of operands in shared memory) and "stmatrix".
