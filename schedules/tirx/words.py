@@ -104,8 +104,9 @@ def _halves(name: str, dtype: str, call: str, loaded: str, at: Pointer) -> Seque
 
 def read_shared_apart(name: str, dtype: str, places: Sequence[Pointer]) -> Sequence[Expr]:
     """Elements of `dtype`, of 16 bits, in shared memory, as numbers of 32 bits."""
-    call = dict(source_code=_READ_WORD.format("read_shared_16", "unsigned short", "*(const unsigned short*)at"))
-    halves = [T.cuda.func_call("read_shared_16", at, return_type="uint16", **call) for at in places]
+    name_of_call, kind = "read_shared_16", _WORDS[16]
+    source = _READ_WORD.format(name_of_call, kind, f"*(const {kind}*)at")
+    halves = [T.cuda.func_call(name_of_call, at, source_code=source, return_type="uint16") for at in places]
     return [named(name, widened(T.reinterpret(dtype, half))) for half in halves]
 
 

@@ -44,10 +44,18 @@ def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:
     return filter_argument(p) if config.addends == 1 else addends_of("filter", (p.kh, p.kw, p.co, p.ci))
 
 
-def check_own_pixels(problem: NchwProblem, config: HopperConfig) -> str | None:
-    """Why blocks whose threads bring their own pixels cannot work so, sharing filters; None if they can."""
+def check_shared_filters(config: HopperConfig) -> str | None:
+    """Why the blocks of a cluster's column cannot each load a part of their filters; None if they can."""
     if config.block_n % (8 * config.cluster_m):
         return f"block_n={config.block_n} is not {config.cluster_m} times a multiple of 8 rows"
+    return None
+
+
+def check_own_pixels(problem: NchwProblem, config: HopperConfig) -> str | None:
+    """Why blocks whose threads bring their own pixels cannot work so, sharing filters; None if they can."""
+    reason = check_shared_filters(config)
+    if reason:
+        return reason
     if config.cluster_n > 1:
         return f"cluster_n={config.cluster_n} would share pixels, which threads bring for their own block; give 1"
     reasons = (beyond_indices(argument.name, math.prod(argument.shape)) for argument in problem.arguments())
@@ -108,7 +116,8 @@ class FilterWork(Work[P]):
         return self.filters_of(channel, T.truncmod(own, stages) * self.b.count, chunk, part)
 
     def leave(self, output: Callable[[int], Output]) -> None:
-        """Have results leave by `output` of the bytes in which a consumer's wait: as many as stages leave room for."""
+        """Take as output what `output` makes of the bytes of shared memory in which a consumer's results wait for their
+        store: STAGING if the stages leave room for that, else half as many."""
         for room in (STAGING, STAGING // 2):
             self.output = output(room)
             if self.config.num_stages * self.stage_bytes + self.beside_stages <= ROOM // self.config.blocks_sm:

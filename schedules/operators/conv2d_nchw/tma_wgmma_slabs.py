@@ -33,12 +33,12 @@ from schedules.hopper.pixels import flattened, whole
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile, TensorMap, line_staging
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, FilterWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork, check_shared_filters
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
-SLAB = 64  # pixels, 128 bytes
+SLAB = LINE // ITEM  # pixels
 VECTOR = 8  # pixels in 16 bytes
 
 
@@ -70,11 +70,9 @@ class TmaWgmmaSlabsConfig(HopperConfig):
         return super().unfit(problem, arch)
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch) or check_shared_filters(self)
         if reason:
             return reason
-        if self.block_n % (8 * self.cluster_m):
-            return f"block_n={self.block_n} is not cluster_m={self.cluster_m} times a multiple of 8"
         if self.block_k % (8 * self.loaders_channels):
             return f"block_k={self.block_k} is not {self.loaders_channels} blocks times a multiple of 8"
         work: SlabWork = work_of(problem, self)
@@ -90,7 +88,6 @@ class SlabPlace:
 
     slab: Expr
     channel: Expr
-    output: int = 0
 
 
 class SlabWork(FilterWork[SlabPlace]):
@@ -100,7 +97,7 @@ class SlabWork(FilterWork[SlabPlace]):
         p = flattened(problem, batch=False)
         super().__init__(p, config)
         self.given, self.arguments = problem, problem.arguments()
-        self.of_image = -(-p.w // SLAB)
+        self.of_image = slabs_of_image(p)
         self.clusters = whole(p.n * self.of_image, config.slabs * config.cluster_m) * self.columns
         plane = p.w * ITEM
         tile = SharedTile(config.block_m, config.block_k, ITEM, SLAB, transposed=True)
@@ -165,12 +162,16 @@ class SlabWork(FilterWork[SlabPlace]):
         return self.plane_of(place.channel + column)
 
 
+def slabs_of_image(problem: NchwProblem) -> int:
+    """Slabs of an image, the last of which may be a part."""
+    return -(-(problem.h * problem.w) // SLAB)
+
+
 def boxes(problem: NchwProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
     """Tiles of as many `pixels`, for `blocks` at a time; None if there are none."""
-    p = problem
     if pixels % SLAB:
         return None
-    slabs = p.n * -(-(p.h * p.w) // SLAB)
+    slabs = problem.n * slabs_of_image(problem)
     return -(-slabs // (pixels // SLAB * blocks)) * blocks
 
 

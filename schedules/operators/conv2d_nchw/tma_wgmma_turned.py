@@ -22,7 +22,13 @@ from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
 from schedules.hopper.split import addends_of, split
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, filter_operand
+from schedules.operators.conv2d_nchw.position_work import (
+    ITEM,
+    PositionPlace,
+    PositionWork,
+    check_shared_filters,
+    filter_operand,
+)
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
 from schedules.tirx.types import Expr, Index
@@ -38,11 +44,9 @@ class TurnedConfig(HopperConfig):
     lines_outside: bool = False
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
+        reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch) or check_shared_filters(self)
         if reason:
             return reason
-        if self.block_n % (8 * self.cluster_m):
-            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         if self.gathered:
             if self.lines_outside:
                 return f"gathered={self.gathered} has no zeros between lines, lines_outside must be false"

@@ -12,6 +12,8 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import problem_of
 from tests.hopper_kernels import assert_correct_on, assert_emulated, assert_producer_fits, assert_well_made
+from tests.operators.conv2d_nchw.test_tma_wgmma_lines import CONFIGS as LINES
+from tests.operators.conv2d_nchw.test_tma_wgmma_lines import SMALL
 
 NAME = "tma_wgmma_slabs"
 WORK: dict[str, Any] = dict(n=8, h=28, w=28, ci=128, co=128, kh=1, kw=1)
@@ -23,16 +25,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "packed": dict(n=2, h=8, w=9, ci=16, co=24, kh=1, kw=1, filter_layout="hwoi"),
     "bfloat16": dict(n=2, h=12, w=10, ci=24, co=24, kh=1, kw=1, dtype="bfloat16", bias=True, activation="silu"),
 }
-SMALL = dict(
-    block_m=128, block_n=32, block_k=32, num_stages=2, consumers=2, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
-    split_k=1, ping_pong=False, stationary=False,
-)  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
-    SMALL | dict(block_m=256, cluster_m=2, grid=4),
-    SMALL | dict(block_m=64, block_n=48, block_k=64, consumers=1),
-    SMALL | dict(split_k=2, grid=4),
-    SMALL | dict(block_m=64, ping_pong=True, num_stages=3),
-    SMALL | dict(block_m=64, block_n=64, consumers=1, blocks_sm=2, grid=3, stationary=True),
+    *LINES,
     SMALL | dict(block_m=192, block_n=16, consumers=3, cluster_n=2, grid=4),
     SMALL | dict(block_m=128, block_n=16, cluster_n=4, block_k=64, grid=4),
     SMALL | dict(block_m=256, block_n=16, cluster_n=2, cluster_m=2, grid=4),
@@ -74,7 +68,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
 def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, dtype="float16")
     for words, reason in (
-        (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not cluster_m=4 times a multiple of 8"),
+        (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
         (dict(block_m=64, consumers=1, cluster_n=8, grid=8), "block_k=32 is not 8 blocks times a multiple of 8"),
         (dict(block_k=48), "block_k=48 is not 16, 32, 64 or 128"),
         (dict(num_stages=40), "num_stages=40 needs"),
