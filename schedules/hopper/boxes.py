@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from schedules.core.tvm import T
-from schedules.hopper.shared import PATTERN, UNIT, SharedTile, TensorMap, aligned
+from schedules.hopper.shared import PATTERN, SECTOR, UNIT, SharedTile, TensorMap, aligned
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
 
@@ -36,7 +36,6 @@ WAITING = 48 * 1024  # bytes of turned chunks in which one more may wait, where 
 ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
 LARGE = ARRIVING // 4  # of what arrives at once
 AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
-SECTOR = 32  # bytes of L2
 TO = 128  # bytes that TMA writes at a multiple of
 GIVEN, SHARED = 64, 128  # bytes in a clock, from L2 and of shared memory
 BANKS = 32

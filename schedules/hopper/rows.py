@@ -40,7 +40,7 @@ def output_map(problem: Conv2dProblem, staging: Staging, channels: int, flat: bo
         (image, w * item, p.co * image),
         (staging.width, channels, 1, 1),
         (1, 1, 1, 1),
-        staging.row_bytes,
+        staging.swizzle,
         promotion=0,
     )
 

@@ -18,8 +18,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TO, TurnedData, TurnedLayout
-from schedules.hopper.shared import LONGEST_BOX
+from schedules.hopper.boxes import GROUP, ITEM, TO, TurnedData, TurnedLayout
+from schedules.hopper.shared import LONGEST_BOX, SECTOR
 
 MOST_LOADS = 64  # of what arrives at once, one by one
 

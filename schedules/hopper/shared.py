@@ -19,6 +19,7 @@ TFLOAT32 = 11  # CUtensorMapDataType
 LONGEST_BOX = 256  # elements of a box along an axis
 LONGEST_STEP = 8  # element stride
 UNIT = 16  # bytes that descriptors count in
+SECTOR = 32  # bytes of L2
 FOLDS = (4, 2, 1)  # rows that TMA may move as one line
 PATTERN = 8  # lines after which a swizzle repeats, at least
 
@@ -230,8 +231,8 @@ class Staging:
     many stores together as STAGING holds.
 
     The store takes `fold` rows as one line.  Those of the accumulators are permuted as operand a's, of which `fold_a`
-    came as one; where the two are alike, the store puts them right.  Rows are swizzled as TMA has it: 16-byte chunk c
-    of row r lies at c ^ (r * row bytes // 128) % chunks of a row.
+    came as one; where the two are alike, the store puts them right.  Rows of 32, 64 or 128
+    bytes are swizzled as TMA has it: 16-byte chunk c of row r lies at c ^ (r * row bytes // 128) % chunks of a row.
     """
 
     rows: int
@@ -244,6 +245,12 @@ class Staging:
     @property
     def row_bytes(self) -> int:
         return self.width * self.item
+
+    @property
+    def swizzle(self) -> int:
+        """Bytes of a row where TMA swizzles rows so long; else those of a chunk, with which it leaves them as they
+        are."""
+        return self.row_bytes if self.row_bytes in SWIZZLES else UNIT
 
     @property
     def store_bytes(self) -> int:
@@ -264,6 +271,8 @@ class Staging:
         """Bytes to 16-byte chunk number `chunk` of a row of the accumulators."""
         if self.fold != self.fold_a:
             row = folded(folded(row, self.fold_a), self.fold)
+        if self.swizzle < self.row_bytes:
+            return row * self.row_bytes + chunk * UNIT
         line = T.truncdiv(row, 128 // self.row_bytes)
         return row * self.row_bytes + T.bitwise_xor(chunk, T.truncmod(line, self.row_bytes // 16)) * 16
 
@@ -393,14 +402,24 @@ def run_staging(rows: int, columns: int, size: int, item: int) -> RunStaging:
     """Staging for the results of a consumer where a row of the tensor has `size` elements."""
     if size <= columns and rows * size * item <= STAGING:
         return RunStaging(rows, columns, size, item, columns)
-    width = staging_for(rows, columns, item, 128 // item).width
+    width = _swizzled_width(columns, item, 128 // item)
     return RunStaging(rows, width, width + UNIT // item, item, columns)
+
+
+def _swizzled_width(columns: int, item: int, widest: int) -> int:
+    """Columns of a pass, of at most `widest` and 128 bytes, of which `columns` are whole passes."""
+    width = min(widest, 128 // item)
+    while columns % width:
+        width //= 2
+    return width
 
 
 def staging_for(rows: int, columns: int, item: int, widest: int, folds: tuple[int, int] = (1, 1)) -> Staging:
     """Staging for the results of a consumer, in stores of at most `widest` columns and 128 bytes; `folds` are the
-    store's and operand a's."""
-    width = min(widest, 128 // item)
-    while columns % width:
-        width //= 2
+    store's and operand a's.  Where rows of such a store are only one sector of L2, they are longer and not swizzled: of
+    eight rows that are an odd number of sectors long, no more than two begin in the same banks."""
+    width = _swizzled_width(columns, item, widest)
+    if width * item == SECTOR < widest * item and folds == (1, 1):
+        fits = (n for n in range(3, columns // width + 1, 2) if columns % (n * width) == 0)
+        width *= max((n for n in fits if n * width <= LONGEST_BOX and rows * n * width * item <= STAGING), default=1)
     return Staging(rows, width, item, columns, *folds)

@@ -36,6 +36,7 @@ def test_it_comes_where_results_leave_by_tma(work_of: WorkOf, name: str) -> None
         TILE | dict(ping_pong=True, cluster_n=4, grid=8),
         TILE | dict(block_n=32, cluster_m=2, cluster_n=2, grid=4),
         TILE | dict(block_m=192, consumers=3, grid=1),
+        TILE | dict(block_n=80, grid=2),  # boxes that TMA does not swizzle
     ],
     ids=str,
 )

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from schedules.hopper.config import K_BYTES
-from schedules.hopper.shared import SharedTile, Staging, folded, run_staging
+from schedules.hopper.config import K_BYTES, STAGING
+from schedules.hopper.shared import UNIT, SharedTile, Staging, folded, run_staging, staging_for
 from tests.hopper.conftest import in_numbers
 
 
@@ -34,6 +34,25 @@ def test_results_wait_where_tma_looks_for_them(width: int, item: int) -> None:
     for row, chunk in product(range(staging.rows), chunks):
         at = int(in_numbers(staging.chunk(T.int32(row), T.int32(chunk))))
         assert at == swizzled(row * staging.row_bytes + chunk * 16, staging.row_bytes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"),
+    [(64, 80, 80), (64, 112, 112), (64, 144, 48), (64, 208, 16), (128, 80, 16), (64, 96, 32)],
+)
+def test_stores_of_a_sector_become_longer_where_they_fit(rows: int, columns: int, width: int) -> None:
+    """Each chunk then lies where a row without a swizzle has it, and a warp's eight rows of 16 bytes in most banks."""
+    from tvm.script import tirx as T
+
+    staging = staging_for(rows, columns, 2, 64)
+    assert staging.width == width and staging.nbytes <= STAGING
+    if staging.swizzle < staging.row_bytes:
+        chunks = range(staging.row_bytes // UNIT)
+        for row, chunk in product(range(staging.rows), chunks):
+            at = int(in_numbers(staging.chunk(T.int32(row), T.int32(chunk))))
+            assert at == row * staging.row_bytes + chunk * UNIT
+        assert len({row * staging.row_bytes // UNIT % 8 for row in range(8)}) == 4
+    assert staging_for(rows, columns, 2, 64, (2, 1)).swizzle == staging_for(rows, columns, 2, 64, (2, 1)).row_bytes
 
 
 @pytest.mark.parametrize(("fold", "fold_a"), [(1, 4), (4, 1), (2, 4)])

@@ -254,7 +254,7 @@ class HwcnWork(PixelWork):
             (fold * p.n * item, p.co * p.n * item, p.out_w * p.co * p.n * item),
             (fold * staging.width, self.config.rows // fold, 1, 1),
             (1, 1, 1, 1),
-            fold * staging.row_bytes,
+            fold * staging.swizzle,
             promotion=0,
         )
 

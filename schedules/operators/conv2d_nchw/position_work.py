@@ -162,7 +162,7 @@ class PositionWork(FilterWork[PositionPlace]):
         most = UNIT // item  # elements that are stored at once
         if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % most == 0:
             boxes = staging_for(config.rows, columns, item, LINE // item)
-            box, line = (boxes.width, boxes.rows), boxes.row_bytes
+            box, line = (boxes.width, boxes.rows), boxes.swizzle
             to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * item,), box, (1, 1), line, promotion=0)
             return Output(p.dtype, boxes, to)
         # parts of vectors leave element by element, of long ones many

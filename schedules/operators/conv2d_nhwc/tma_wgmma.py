@@ -189,7 +189,7 @@ class NhwcWork(Work[TilePlace]):
                 (p.co * item, p.out_w * p.co * item, p.out_h * p.out_w * p.co * item),
                 (staging.width, w, h, n),
                 (1, 1, 1, 1),
-                staging.row_bytes,
+                staging.swizzle,
                 promotion=0,
             )
         elif staging.packed:

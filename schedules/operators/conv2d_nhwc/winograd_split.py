@@ -82,7 +82,7 @@ class RowTilesWork(NhwcWork):
             (p.co * item, size * p.co * item, line, p.out_h * line),
             (staging.width, 1, w, h, n),
             (1, 1, 1, 1, 1),
-            staging.row_bytes,
+            staging.swizzle,
             promotion=0,
         )
         return Output(p.dtype, staging, target)
