@@ -29,6 +29,11 @@ SHORT = 2e9  # operations of a layer whose kernel takes little longer than its l
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 
 
+SIDES = (7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160)
+# of networks whose images, or crops, are no multiple of 32
+ODD_SIDES = (9, 13, 15, 19, 21, 25, 27, 33, 37, 38, 46, 50, 55, 65, 71, 73, 74, 75, 95, 97, 129, 147, 150, 190)
+
+
 def listed(file: Path, r: random.Random) -> list[tuple[str, dict[str, Any]]]:
     """The layers of `file`, each with the batch of its set or another."""
     found = {}
@@ -44,9 +49,7 @@ def listed(file: Path, r: random.Random) -> list[tuple[str, dict[str, Any]]]:
 
 def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     """A layer as networks have them, named after the family that it is like."""
-    side = r.choice(
-        (7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160)
-    )
+    side = r.choice(ODD_SIDES if r.random() < 0.3 else SIDES)
     few = r.choice((1, 3, 3, 3, 4, 6, 9, 12))
     wide = r.choice((16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 240, 256, 288, 320, 384))
     wider = wide * r.choice((1, 1, 1, 2, 2, 3, 4, 4, 6))

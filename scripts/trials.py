@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.layer_case import layer_named
-from benchmarks.peers.layers import read_layers
+from benchmarks.peers.layers import UNSEEN, read_layers
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.device import find_device
 from schedules.core.errors import SchedulesError
@@ -92,13 +92,13 @@ def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
 
 def measured(file: Path, known: Iterable[Layer]) -> str:
     """What a result of ``benchmarks.compare_layers`` has of legal configs that `known` has no trial of, as the text of
-    a file of trials; "" if there is none."""
+    a file of trials, without those of UNSEEN; "" if there is none."""
     have = {(layer.operator.name, layer.problem, *trial[:2]) for layer in known for trial in layer.trials}
-    told, lines = read_layers(file), []
+    told, lines, unseen = read_layers(file), [], json.loads(UNSEEN.read_text())["sets"]
     arch = _arch(TARGET, told["device"])
     fields: dict[str, list[str]] = {}
     for row in told["layers"]:
-        if "us" not in row or "config" not in row:
+        if "us" not in row or "config" not in row or row["set"] in unseen:
             continue
         problem = layer_named(row["set"], row["operator"], row["dtype"], row["layer"]).problem
         config = operator(row["operator"]).schedule(row["schedule"]).config.parse(row["config"])

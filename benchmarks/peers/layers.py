@@ -22,6 +22,7 @@ from schedules.measure.records import now
 
 KIND = "layers"
 FOLDER = Path(__file__).resolve().parents[1] / "layers"
+UNSEEN = FOLDER / "unseen.json"  # sets of which no trial is learned from: how good the choice is elsewhere
 WORST = 25  # layers that are told by name
 MANY = 50  # layers of an operator and dtype whose sets are drawn apart
 Row = Mapping[str, Any]
@@ -134,14 +135,17 @@ SHARES = ("layers", "geometric mean", "least", "ahead")
 
 
 def summary(files: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each device, operator and dtype; layers that failed are counted beside those that were timed."""
-    rows = []
+    """A row for each device, operator and dtype, and one for the sets of UNSEEN; layers that failed are counted beside
+    those that were timed."""
+    unseen, rows = json.loads(UNSEEN.read_text())["sets"], []
     for file in files:
-        failures = Counter((row["operator"], row["dtype"]) for row in file["layers"] if "failed" in row)
-        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items()):
+        layers = [{**row, "unseen": row["set"] in unseen} for row in file["layers"]]
+        failures = Counter((row["operator"], row["dtype"], row["unseen"]) for row in layers if "failed" in row)
+        for key, found in sorted(groups(layers, "operator", "dtype", "unseen").items()):
+            operator, dtype, apart = key
             count, *rest = shares(found)
-            count += f" and {lost} failed" if (lost := failures[operator, dtype]) else ""
-            rows.append([file["device"], f"`{operator}`", dtype, count, *rest])
+            count += f" and {lost} failed" if (lost := failures[operator, dtype, apart]) else ""
+            rows.append([file["device"], f"`{operator}`", dtype + ", unseen" * apart, count, *rest])
     return "\n\n".join([table(["device", "operator", "dtype", *SHARES], rows), *measured_on(files)])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.layer_case import layer_named
+from benchmarks.peers.layers import UNSEEN, layers_of
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
 from scripts.fit_choice import known
@@ -16,6 +17,7 @@ from scripts.trials import measured, read
 
 LOGS = Path(__file__).parents[2] / "tuning_logs"
 FOLDER = LOGS / "nvidia-h200"
+UNSEEN_SETS = json.loads(UNSEEN.read_text())["sets"]
 
 
 @pytest.mark.parametrize("folder", sorted({file.parents[1].name for file in LOGS.glob("*/layers/*.xz")}))
@@ -39,13 +41,28 @@ def test_what_is_no_config_any_more_is_left_out(tmp_path: Path) -> None:
         assert len(measured(file, []).splitlines()) == count
 
 
+def test_nothing_is_learned_of_unseen_layers(tmp_path: Path) -> None:
+    told = json.loads((FOLDER / "layers.json").read_text())
+    row = next(row for row in told["layers"] if row["set"] == "ResNet-50" and row["operator"] == "conv2d_nchw")
+    file = tmp_path / "layers.json"
+    for name, count in (("ResNet-50", 2), (next(iter(UNSEEN_SETS)), 0)):
+        file.write_text(json.dumps({**told, "layers": [row | {"set": name}]}))
+        assert len(measured(file, []).splitlines()) == count
+
+
+def test_no_unseen_layer_has_trials() -> None:
+    unseen = {layer.problem for layer in layers_of(UNSEEN)}
+    tried = {layer.problem for layer in known(FOLDER)[1]}
+    assert len(unseen) > 200 and not unseen & tried
+
+
 def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     file.write_text(measured(FOLDER / "layers.json", []))
     header, layers = read(file)
     rows: dict[Any, list[float]] = {}  # the times of a layer, which may be of several sets
     for row in json.loads((FOLDER / "layers.json").read_text())["layers"]:
-        if "us" in row and is_legal(row):
+        if "us" in row and is_legal(row) and row["set"] not in UNSEEN_SETS:
             rows.setdefault((row["operator"], row["dtype"], row["layer"]), []).append(row["us"])
     assert header["device"] == "NVIDIA H200" and len(layers) == len(rows)
     assert {layer.best for layer in layers} <= {us for times in rows.values() for us in times}

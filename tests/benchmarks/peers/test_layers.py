@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.peers.layers import (
     FOLDER,
+    UNSEEN,
     Layers,
     by_set,
     copies,
@@ -84,6 +85,14 @@ def test_the_distribution(found: dict[str, Any]) -> None:
     assert "| set | `conv2d_nchw` | `conv2d_nhwc` |" in sets
     assert "| net | 1: 0.50, 0.50, 0% | 2: 2.00, 1.00, 100% |" in sets and "| other |  | 1: 0.50, 0.50, 0% |" in sets
     assert "Beside cuDNN's implicit GEMM alone, 1 layers: 2.00, 2.00, 100%." in sets
+
+
+def test_sets_that_nothing_is_learned_from_stand_apart(found: dict[str, Any]) -> None:
+    name = next(iter(json.loads(UNSEEN.read_text())["sets"]))
+    apart = [dict(row, set=name) if row["layer"] in ("a", "f") else row for row in found["layers"]]
+    table = summary([{**found, "layers": apart}]).splitlines()
+    rows = [line for line in table if "`conv2d_nhwc` | float16" in line]
+    assert "| float16 | 2 |" in rows[0] and "| float16, unseen | 1 and 1 failed |" in rows[1] and len(rows) == 2
 
 
 def test_the_worst_come_first_and_what_failed_before_them(found: dict[str, Any]) -> None:
