@@ -35,18 +35,22 @@ def features(
     config."""
     p, total = problem.folded if spec.folded else problem, work.total
     item = numpy_dtype(p.dtype).itemsize
+    memory = 1e3 * (arch.device.bandwidth or 1000)  # bytes in a microsecond
     inside = p.n if p.output_axes[-1] == "n" else p.out_w
     turns = np.ceil(work.waves)
     found: dict[str, Array | float] = {
         f"is {operator}.{spec.name}": 1.0,
         "flops": math.log2(1e-6 * p.flops / peak(arch, p.dtype)),
-        "bytes": math.log2(p.min_bytes / (arch.device.bandwidth or 1000) / 1e3),
+        "bytes": math.log2(p.min_bytes / memory),
+        "data": np.log2(p.n * p.ci * p.h * p.w * item / memory / total),
+        "output": np.log2(p.pixels * p.co * item / memory / total),
         "pixels": math.log2(p.pixels),
         "run": math.log2(inside),
         "run 8": float(math.gcd(inside, 64)),
         "row 8": float(math.gcd(p.w, 64)),
         "pad w": float(p.pad[1]),
         "image": math.log2(p.out_h * p.out_w),
+        "image 8": float(math.gcd(p.out_h * p.out_w, 64)),
         "co": math.log2(p.co),
         "co 2": float(math.gcd(p.co, 64)),
         "ci": math.log2(p.ci),
