@@ -105,8 +105,9 @@ def pack_threads(problem: NchwProblem) -> int:
     return problem.co * _groups(problem)
 
 
-def pack_block(problem: NchwProblem, tensors: Tensors, block: Expr, thread: Expr) -> None:
-    """Emit what block number `block` packs, of WARPGROUP threads; elements have 16 bits."""
+def pack_block(problem: NchwProblem, tensors: Tensors, block: Expr, thread: Expr, beside: int = 0) -> None:
+    """Emit what block number `block` packs, of WARPGROUP threads; elements have 16 bits.  Other blocks of the kernel
+    have `beside` bytes of shared memory, which count as if each block had them too."""
     p, taps, groups, count = problem, problem.kh * problem.kw, _groups(problem), pack_threads(problem)
     at = named("at", block * WARPGROUP + thread)
     filter_: Expr = named("filter_", T.truncdiv(at, groups))
@@ -116,7 +117,7 @@ def pack_block(problem: NchwProblem, tensors: Tensors, block: Expr, thread: Expr
     to = tensors["packed"].ptr_to([0, 0, filter_, first])
     whole = p.ci % GROUP == 0
     pitch = taps | 1  # 16 bytes from thread to thread: so eight of them read from all banks
-    if whole and pitch * WARPGROUP * UNIT <= STAGED:
+    if whole and pitch * WARPGROUP * UNIT + beside <= STAGED:
         memory = T.alloc_shared((WARPGROUP * pitch * GROUP,), p.dtype, align=UNIT)
         IRBuilder.name("filters", memory)
         for turn in range(taps):

@@ -151,7 +151,8 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
             # kept, else TVM multiplies the number of the first block too, and the product need not fit into 32 bits
             first = kept("first_block", block - (turned - (-zeros // WARPGROUP)))
             with T.If(first >= 0), T.Then():
-                pack_block(p, tensors, first, thread)
+                beside = shape.nbytes + UNIT if isinstance(shape, Tile | Planes) and turned else 0
+                pack_block(p, tensors, first, thread, beside)
 
 
 def _all(*conditions: Expr) -> Expr:
@@ -241,6 +242,11 @@ class Tile:
         return (self.count * self.units | 1) * GROUP
 
     @property
+    def nbytes(self) -> int:
+        """Of shared memory."""
+        return self.across * GROUP * self.pitch * ITEM
+
+    @property
     def of_image(self) -> int:
         """Pieces of an image."""
         return self.rows.count * self.pieces
@@ -283,13 +289,18 @@ class Planes:
         taken = GROUP * self.length
         return taken + (GROUP - taken) % BANKS
 
+    @property
+    def nbytes(self) -> int:
+        """Of shared memory, beside a barrier."""
+        return self.across * self.pitch * ITEM
+
     def blocks(self, images: int) -> int:
         return -(-self.groups // self.across) * images
 
     def serve(self, problem: NchwProblem) -> bool:
         """Whether blocks can take whole planes: groups have eight channels, planes fit, and enough blocks remain."""
         few = self.length > PIXELS and self.blocks(problem.n) < FEWEST
-        return problem.ci % GROUP == 0 and self.across * self.pitch * ITEM <= LARGEST and not few
+        return problem.ci % GROUP == 0 and self.nbytes <= LARGEST and not few
 
 
 def _rows(positions: Positions) -> Rows:
