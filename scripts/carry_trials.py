@@ -36,7 +36,7 @@ from scripts.fit_choice import known
 from scripts.trials import problem_of
 
 INDEX = "index.jsonl"
-TILE = ("block_m", "block_n", "split_k", "cluster_m", "cluster_n", "tile_h", "tile_w")
+TILE = ("block_m", "block_n", "split_k", "cluster_m", "cluster_n", "tile_h", "tile_w", "whole_sectors")
 BARE = 0.7  # of the problems drawn, the share that loses what a network does with the sums
 
 

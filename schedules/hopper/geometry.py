@@ -25,12 +25,14 @@ from schedules.hopper.shared import (
     Columns,
     LineStaging,
     NoStaging,
+    PlaneStaging,
     Runs,
     RunStaging,
     SharedTile,
     Slots,
     SlotStaging,
     Staging,
+    StripStaging,
     TensorMap,
     aligned,
     beyond_indices,
@@ -199,7 +201,7 @@ class Output:
     straight from registers along columns."""
 
     dtype: str
-    staging: Staging | LineStaging | RunStaging | BlockStaging | SlotStaging | NoStaging
+    staging: Staging | LineStaging | RunStaging | BlockStaging | SlotStaging | PlaneStaging | StripStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
 
 
@@ -503,6 +505,21 @@ class Work(ABC, Generic[P]):
     def slot_in(self, place: P, number: Expr) -> tuple[Expr, Expr | None]:
         """The same for a tile at `place`, and whether it is inside; None if all are."""
         return self.slot_start(number), None
+
+    def planes_at(self, place: P) -> tuple[Expr, int, Expr]:
+        """For an output of planes: where in it the tile's first image begins in the first channel, how many elements
+        further the next does, and how many images there are from it on."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of planes")
+
+    def plane_slot(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr, Expr]:
+        """For an output of planes or strips: the image of the tile that row `row` of a part is of, its result there,
+        and whether it is one."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of planes")
+
+    def strip_at(self, place: P) -> tuple[Expr, Expr, Expr, Expr, int]:
+        """For an output of strips: where in it the tile's image begins in the first channel, and whether there is such
+        an image; the tile's first result there, the next tile's, and how many there are."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of strips")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how

@@ -333,6 +333,79 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
 
 
 @dataclass(frozen=True)
+class PlaneStaging:
+    """Where the results of all `parts` of a tile wait for ordinary stores, as they lie in the tensor: of each of the
+    `images` of a tile `width` columns at a time of the block's `columns`, and of a column `plane` results side by
+    side."""
+
+    rows: int  # of a part
+    width: int
+    item: int
+    columns: int
+    images: int
+    plane: int
+    parts: int
+    together: ClassVar[int] = 1
+
+    @property
+    def image(self) -> int:
+        """Elements of an image's columns."""
+        return self.width * self.plane
+
+    @property
+    def nbytes(self) -> int:
+        """A part's share, in whole 16 bytes."""
+        return -(-self.images * self.image * self.item // (self.parts * UNIT)) * UNIT
+
+
+@dataclass(frozen=True)
+class StripStaging:
+    """Where the results of all `parts` of a tile wait together for ordinary stores of whole sectors: `width` columns at
+    a time of the block's `columns`, of each a strip of `length` results at most, as late after a sector begins as in
+    the tensor."""
+
+    rows: int  # of a part
+    width: int
+    item: int
+    columns: int
+    length: int
+    parts: int
+    together: ClassVar[int] = 1
+
+    @property
+    def vectors(self) -> int:
+        """Of 16 bytes that a strip reaches, whole sectors."""
+        each = SECTOR // self.item
+        return -(-(self.length + each - 1) // each) * (SECTOR // UNIT)
+
+    @property
+    def pitch(self) -> int:
+        """Slots from column to column: eight more than a multiple of 16, which spreads the columns over the banks."""
+        return (self.vectors + 1) * (UNIT // self.item)
+
+    @property
+    def nbytes(self) -> int:
+        """A part's share, in whole 16 bytes."""
+        return -(-self.width * self.pitch * self.item // (self.parts * UNIT)) * UNIT
+
+
+def strip_staging(rows: int, columns: int, item: int, length: int, parts: int) -> StripStaging:
+    """Staging for the results of all parts of a tile, in passes of as many columns as STAGING holds for each."""
+    found = StripStaging(rows, columns, item, columns, length, parts)
+    while found.width % 32 == 0 and found.nbytes > STAGING:
+        found = replace(found, width=found.width // 2)
+    return found
+
+
+def plane_staging(rows: int, columns: int, item: int, images: int, plane: int, parts: int) -> PlaneStaging:
+    """Staging for the results of all parts of a tile, in passes of as many columns as STAGING holds for each."""
+    width = columns
+    while width % 32 == 0 and images * width * plane * item > STAGING * parts:
+        width //= 2
+    return PlaneStaging(rows, width, item, columns, images, plane, parts)
+
+
+@dataclass(frozen=True)
 class LineStaging:
     """Where a consumer's results wait for TMA where neighbours in the tensor are rows of the tile: `width` columns at a
     time of the block's `columns`, of each `run` rows that lie side by side there, swizzled, which one store takes of

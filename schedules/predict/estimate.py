@@ -91,6 +91,11 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     if getattr(spec.config, "thins", False):
         pixel = pixel / p.stride[1]
+    if "whole_sectors" in columns.fields:  # tiles have as many whole images as fit, or overlap in one
+        plane = p.out_h * p.out_w
+        of_image = np.ceil(np.maximum(plane - IMAGES, 1) / np.maximum(pixel - IMAGES, 1))
+        whole = np.where(pixel < plane, plane / of_image, pixel // plane * plane)
+        pixel = np.where(columns.get("whole_sectors") > 0, whole, pixel)
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
     by_tma = FILLED in columns.fields
     apart = p.output_axes[-1] == "n" and not by_tma and "tile_h" not in columns.fields

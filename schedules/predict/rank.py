@@ -47,7 +47,16 @@ FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
 # fields by which a stage has something else, and what they usually are
-WAYS = {"window": 0.0, "turned": 0.0, "halo": 0.0, "tall": 0.0, "phases": 0.0, "lines": 1.0, "pairs": 1.0}
+WAYS = {
+    "window": 0.0,
+    "turned": 0.0,
+    "halo": 0.0,
+    "tall": 0.0,
+    "phases": 0.0,
+    "lines": 1.0,
+    "pairs": 1.0,
+    "whole_sectors": 0.0,
+}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,16 @@ import pytest
 from tvm import tirx
 
 from schedules.hopper.geometry import Load, Operand
-from schedules.hopper.shared import BlockStaging, LineStaging, RunStaging, SlotStaging, TensorMap
+from schedules.hopper.shared import (
+    SECTOR,
+    BlockStaging,
+    LineStaging,
+    PlaneStaging,
+    RunStaging,
+    SlotStaging,
+    StripStaging,
+    TensorMap,
+)
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.works import WORKS
 
@@ -146,6 +155,52 @@ def stored_in_slots(work: Any) -> np.ndarray:
     return count
 
 
+def results_of(work: Any, place: Any) -> list[tuple[int, int]]:
+    """The image and the result of each row of a tile that is one, in order."""
+    rows = product(range(work.config.parts), range(work.output.staging.rows))
+    slots = [tuple(map(number, work.plane_slot(place, part, row))) for part, row in rows]
+    return [(image, result) for image, result, there in slots if there]
+
+
+def stored_in_planes(work: Any) -> np.ndarray:
+    target, staging = work.output.target, work.output.staging
+    count = np.zeros(target.elements, "int32")
+    for place in places(work, range(work.clusters)):
+        assert results_of(work, place) == list(product(range(staging.images), range(staging.plane)))
+        begin, apart, images = work.planes_at(place)
+        channels = [tuple(map(number, work.column_start(place, 0, column))) for column in range(staging.columns)]
+        for image, (channel, inside) in product(range(min(staging.images, number(images))), channels):
+            if inside:
+                at = number(begin) + image * apart + channel
+                count[at : at + staging.plane] += 1
+    return count
+
+
+def stored_in_strips(work: Any) -> np.ndarray:
+    target, staging, sector = work.output.target, work.output.staging, SECTOR // work.output.staging.item
+    count = np.zeros(target.elements, "int32")
+    for place in places(work, range(work.clusters)):
+        start, there, first, following, plane = map(number, work.strip_at(place))
+        if not there:  # beyond the last image, where a cluster has more tiles
+            continue
+        have = results_of(work, place)
+        assert have == [(0, result) for result in range(first, first + len(have))]
+        for column in range(staging.columns):
+            channel, inside = map(number, work.column_start(place, 0, column))
+            if not inside or not have:
+                continue
+            begin, end = start + channel + first, start + channel + following
+            begin = begin if first == 0 else -(-begin // sector) * sector
+            end = min(-(-end // sector) * sector, start + channel + plane)
+            assert (
+                begin >= end
+                or end <= target.elements
+                and end <= start + channel + first + len(have) <= start + channel + plane
+            )
+            count[begin:end] += 1
+    return count
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
     work = work_of(*WORKS[name])
@@ -157,6 +212,10 @@ def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
         count = stored_in_runs(work)
     elif isinstance(staging, SlotStaging):
         count = stored_in_slots(work)
+    elif isinstance(staging, PlaneStaging):
+        count = stored_in_planes(work)
+    elif isinstance(staging, StripStaging):
+        count = stored_in_strips(work)
     elif isinstance(staging, BlockStaging):
         count = stored_in_blocks(work)
     else:

@@ -121,6 +121,36 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
         PLAIN | dict(block_m=128, block_n=32, block_k=64, gathered=True, lines_outside=False),
     ),
+    "whole images": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC | dict(n=9),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32, gathered=True, lines_outside=False, whole_sectors=True),
+    ),
+    "whole images, clusters": (
+        "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(n=5, w=5, stride=1, co=72),
+        dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120, whole_sectors=True),
+    ),
+    "whole sectors": (
+        "conv2d_nchw", "tma_wgmma_runs", NHWC | dict(h=13, w=11, stride=1, co=33),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32, row=False, pairs=1, whole_sectors=True),
+    ),
+    "whole sectors, clusters": (
+        "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(n=1, h=19, w=17, stride=1),
+        dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=4, cluster_n=1, grid=120, whole_sectors=True),
+    ),
+    "whole sectors, consumers in turn": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC | dict(h=25, w=23, ci=12),
+        PLAIN | dict(block_m=64, block_n=32, block_k=16, lines_outside=False, gathered=False, ping_pong=True,
+                     whole_sectors=True),
+    ),
+    "whole sectors, zeros below an image": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC | dict(h=17, w=17, kh=7, kw=1, pad="3,0", stride=1),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=16, lines_outside=False, gathered=False,
+                     whole_sectors=True),
+    ),
+    "whole sectors, two consumers": (
+        "conv2d_nchw", "tma_wgmma_spans", NHWC | dict(h=15, w=14, stride=1),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32, lines_outside=False, halo=False, whole_sectors=True),
+    ),
     "groups": (
         "conv2d_nchw32", "tma_wgmma", NCHW32, PLAIN | dict(block_m=128, block_n=64, block_k=64, row_pixels=1),
     ),

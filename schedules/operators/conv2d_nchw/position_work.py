@@ -13,19 +13,62 @@ from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import STAGING, HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
+from schedules.hopper.shared import (
+    UNIT,
+    SharedTile,
+    Slots,
+    TensorMap,
+    beyond_indices,
+    plane_staging,
+    slot_staging,
+    staging_for,
+    strip_staging,
+)
 from schedules.hopper.split import addends_of, whole
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.positions import Positions
+from schedules.operators.conv2d_nchw.positions import SECTOR, Positions
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
 ITEM = 2  # bytes of an operand's element
+VECTOR = 8  # elements in 16 bytes
 LINE = 128  # bytes of a swizzled row, at most
 ROOM = 224 * 1024  # bytes of a multiprocessor's shared memory in which stages and results lie, beside barriers
 
 P = TypeVar("P")  # where a tile lies
+
+
+@dataclass(frozen=True)
+class SectorsConfig(HopperConfig):
+    """Of tiles of positions."""
+
+    # tiles are of whole images, as many as fit, or overlap in larger ones, so that whole sectors of L2 are written
+    whole_sectors: bool = False
+
+    def check_sectors(self, positions: Positions) -> str | None:
+        """Why tiles cannot be so, if they are to be; None if they can."""
+        if not self.whole_sectors:
+            return None
+        p, given = positions.problem, f"whole_sectors={self.whole_sectors}"
+        if positions.lines_outside:
+            return f"{given} needs images that follow each other, lines_outside must be false"
+        if positions.of_image <= self.block_m:
+            if p.co % VECTOR:
+                return f"{given} stores {VECTOR} channels of small images in whole 16 bytes, co={p.co} are no multiple"
+        elif self.block_m - positions.overlap < SECTOR:
+            return (
+                f"{given} has tiles overlap by {positions.overlap} positions, block_m={self.block_m} has not many more"
+            )
+        if self.split_k > 1 and self.parts > 1:
+            return f"{given} has all consumers store together, which split_k={self.split_k} parts; give ping_pong=true"
+        return None
+
+
+def sector_tiles(problem: NchwProblem) -> list[dict[str, bool]]:
+    """Fields of the tiles worth trying: where planes are no whole 16 bytes, those that write whole sectors too."""
+    plane = problem.out_h * problem.out_w
+    return [dict(), dict(whole_sectors=True)] if plane > 1 and plane % VECTOR else [dict()]
 
 
 @dataclass(frozen=True)
@@ -153,13 +196,26 @@ class PositionWork(FilterWork[PositionPlace]):
     def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
         super().__init__(p, config, taps)
         self.positions = positions
-        self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
+        self.images, self.tiles_of_image, self.step = 0, 0, config.block_m
+        if isinstance(config, SectorsConfig) and config.whole_sectors:
+            self.images = config.block_m // positions.of_image  # that are whole in a tile, or 0
+            self.step = self.images * positions.of_image or (config.block_m - positions.overlap) // SECTOR * SECTOR
+            if not self.images:
+                self.tiles_of_image = 1 + -(-(positions.of_image - config.block_m) // self.step)
+        tiles = p.n * self.tiles_of_image or -(-positions.outputs // self.step)
+        self.clusters = -(-tiles // config.cluster_m) * self.columns
         self.output = self._output(config.block_n // self.slices)
 
     def _output(self, columns: int) -> Output:
         p, config, positions = self.problem, self.config, self.positions
         item = numpy_dtype(p.dtype).itemsize
         most = UNIT // item  # elements that are stored at once
+        if self.tiles_of_image:
+            strips = strip_staging(config.rows, columns, item, config.block_m, config.parts)
+            return Output(p.dtype, strips, Slots("output", p.pixels * p.co, most, ragged=False))
+        if self.images:
+            planes = plane_staging(config.rows, columns, item, self.images, p.out_h * p.out_w, config.parts)
+            return Output(p.dtype, planes, Slots("output", p.pixels * p.co, most, ragged=False))
         if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % most == 0:
             boxes = staging_for(config.rows, columns, item, LINE // item)
             box, line = (boxes.width, boxes.rows), boxes.swizzle
@@ -174,7 +230,11 @@ class PositionWork(FilterWork[PositionPlace]):
         config = self.config
         column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
         row = T.truncdiv(tile, self.columns) * config.cluster_m + rank_m
-        return PositionPlace(named("position", row * config.block_m), named("channel", column * config.block_n))
+        position = row * self.step
+        if self.tiles_of_image:
+            image, tile = T.truncdiv(row, self.tiles_of_image), T.truncmod(row, self.tiles_of_image)
+            position = image * self.positions.of_image + tile * self.step
+        return PositionPlace(named("position", position), named("channel", column * config.block_n))
 
     def loads_b(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         return self.filters_of(place.channel, ry * self.problem.kw + rx, chunk, part)
@@ -192,6 +252,35 @@ class PositionWork(FilterWork[PositionPlace]):
     def slot_of(self, place: PositionPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         position = self._first(place, part) + row
         return self.positions.number(position), self._is_output(position)
+
+    def planes_at(self, place: PositionPlace) -> tuple[Expr, int, Expr]:
+        p = self.problem
+        first = T.truncdiv(place.position, self.positions.of_image)
+        apart = p.co * p.out_h * p.out_w
+        return first * apart, apart, p.n - first
+
+    def plane_slot(self, place: PositionPlace, part: Index, row: Expr) -> tuple[Expr, Expr, Expr]:
+        p, row = self.positions.problem, part * self.config.rows + row
+        begin = self._first_of_image(place) if self.tiles_of_image else 0
+        image, y, x = self.positions.pixel(begin + row)
+        last = max(1, self.images)
+        return image, y * p.out_w + x, tirx.all(image < last, y < p.out_h, x < p.out_w)
+
+    def _first_of_image(self, place: PositionPlace) -> Expr:
+        """Positions of its image before a tile."""
+        return named("of_image", T.truncmod(place.position, self.positions.of_image))
+
+    def strip_at(self, place: PositionPlace) -> tuple[Expr, Expr, Expr, Expr, int]:
+        p = self.positions.problem
+        plane, image, begin = p.out_h * p.out_w, self.positions.of_image, self._first_of_image(place)
+
+        def result(position: Expr) -> Expr:
+            y, x = T.truncdiv(position, self.positions.x.length), T.truncmod(position, self.positions.x.length)
+            return tirx.min(y * p.out_w + tirx.min(x, p.out_w), plane)
+
+        n, last = T.truncdiv(place.position, image), begin + self.config.block_m >= image
+        following = T.Select(last, plane, result(begin + self.step))
+        return n * (p.co * plane), n < p.n, result(begin), following, plane
 
     def _is_output(self, position: Expr) -> Expr:
         p = self.problem

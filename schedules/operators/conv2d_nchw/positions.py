@@ -24,6 +24,8 @@ from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
+SECTOR = 16  # elements in a sector of L2
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -145,6 +147,18 @@ class Positions:
         """Positions that are computed."""
         lines = self.y.out if self.lines_outside else self.y.length
         return self.problem.n * lines * self.x.length
+
+    @property
+    def of_image(self) -> int:
+        """Positions from an image's first to the next image's, where images follow each other."""
+        return self.y.length * self.x.length
+
+    @property
+    def overlap(self) -> int:
+        """Positions that have all but one of a sector's results, wherever in an image they begin."""
+        between = self.x.length - self.problem.out_w
+        results = SECTOR - 1
+        return results + (1 + (results - 1) // self.problem.out_w) * between
 
     @property
     def dense(self) -> bool:

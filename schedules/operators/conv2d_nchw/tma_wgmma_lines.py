@@ -15,20 +15,27 @@ from functools import partial
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels, work_of
+from schedules.hopper.config import COPYING, DEPTHS, WARPGROUP, blocks, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.lines import Lines, why_no_lines
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, check_own_pixels
+from schedules.operators.conv2d_nchw.position_work import (
+    ITEM,
+    PositionPlace,
+    PositionWork,
+    SectorsConfig,
+    check_own_pixels,
+    sector_tiles,
+)
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
 
 
 @dataclass(frozen=True)
-class TmaWgmmaLinesConfig(HopperConfig):
+class TmaWgmmaLinesConfig(SectorsConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
     k_steps = (2, 4, 8)  # two sets of fragments take turns
@@ -45,6 +52,7 @@ class TmaWgmmaLinesConfig(HopperConfig):
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch)
+        reason = reason or self.check_sectors(Positions(gathered(simplest(problem)), lines_outside=False))
         # fragments are of a tile that is whole
         reason = reason or self.check_block(problem.dtype, arch, more=self.fragments) or check_own_pixels(problem, self)
         if reason:
@@ -84,7 +92,7 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
     words = blocks(problem.dtype, arch.device, filters=True, own_pixels=True)
-    return ProductSpace(TmaWgmmaLinesConfig, words, DEPTHS)
+    return ProductSpace(TmaWgmmaLinesConfig, words, sector_tiles(gathered(simplest(problem))), DEPTHS)
 
 
 SCHEDULE = tma_schedule(

@@ -24,7 +24,14 @@ from schedules.hopper.runs import Classes, TurnedRuns
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import LONGEST_BOX, UNIT, SharedTile, TensorMap
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork, check_own_pixels
+from schedules.operators.conv2d_nchw.position_work import (
+    LINE,
+    PositionPlace,
+    PositionWork,
+    SectorsConfig,
+    check_own_pixels,
+    sector_tiles,
+)
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.operators.conv2d_nchw.tma_wgmma_boxes import TmaWgmmaBoxesConfig, pairs, small
@@ -33,7 +40,7 @@ from schedules.tirx.values import named
 
 
 @dataclass(frozen=True)
-class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
+class TmaWgmmaRunsConfig(SectorsConfig, TmaWgmmaBoxesConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
     @classmethod
@@ -44,6 +51,7 @@ class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         reason = self.unfit(problem, arch) or self.check_pairs() or self.check_block(problem.dtype, arch)
         reason = reason or check_own_pixels(problem, self)
+        reason = reason or self.check_sectors(Positions(simplest(problem), lines_outside=False))
         if reason:
             return reason
         work: RunWork = work_of(problem, self)
@@ -245,7 +253,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaRunsConfig]:
     shapes = fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
     words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, TmaWgmmaRunsConfig.k_steps)
     rows = axis("row", (True, False) if simplest(p).kw > 1 else (True,))
-    return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), DEPTHS)
+    return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), sector_tiles(p), DEPTHS)
 
 
 SCHEDULE = tma_schedule(

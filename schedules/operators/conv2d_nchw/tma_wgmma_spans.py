@@ -16,13 +16,20 @@ from functools import partial
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
 from schedules.core.tvm import tirx
-from schedules.hopper.config import DEPTHS, TURNING, HopperConfig, blocks, plain, stage_channels, work_of
+from schedules.hopper.config import DEPTHS, TURNING, blocks, plain, stage_channels, work_of
 from schedules.hopper.geometry import Load, Operand, Product
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile
 from schedules.hopper.spans import WARP, Spans
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, check_own_pixels
+from schedules.operators.conv2d_nchw.position_work import (
+    ITEM,
+    PositionPlace,
+    PositionWork,
+    SectorsConfig,
+    check_own_pixels,
+    sector_tiles,
+)
 from schedules.operators.conv2d_nchw.positions import Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.operators.conv2d_nchw.tma_wgmma_turned import lines_of
@@ -31,7 +38,7 @@ from schedules.tirx.values import named
 
 
 @dataclass(frozen=True)
-class TmaWgmmaSpansConfig(HopperConfig):
+class TmaWgmmaSpansConfig(SectorsConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
     k_steps = (2, 4, 8)  # each warp of the producer has groups of eight channels of its own
@@ -45,6 +52,7 @@ class TmaWgmmaSpansConfig(HopperConfig):
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         reason = self.unfit(problem, arch) or self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
+        reason = reason or self.check_sectors(Positions(simplest(problem), self.lines_outside))
         if reason:
             return reason
         if self.halo and simplest(problem).kh == 1:
@@ -152,6 +160,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaSpansConfig]:
         blocks(problem.dtype, arch.device, filters=True, own_pixels=True),
         lines_of(problem),
         halos,
+        sector_tiles(problem),
         DEPTHS,
     )
 

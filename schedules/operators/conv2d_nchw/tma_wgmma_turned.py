@@ -26,8 +26,10 @@ from schedules.operators.conv2d_nchw.position_work import (
     ITEM,
     PositionPlace,
     PositionWork,
+    SectorsConfig,
     check_shared_filters,
     filter_operand,
+    sector_tiles,
 )
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
@@ -64,11 +66,15 @@ class TurnedConfig(HopperConfig):
 
 
 @dataclass(frozen=True)
-class TmaWgmmaTurnedConfig(TurnedConfig):
+class TmaWgmmaTurnedConfig(SectorsConfig, TurnedConfig):
     """The same, of operands as they are given."""
 
     # the copy has all that an output looks at, in the filter's order, so that filters are taken as they lie
     gathered: bool = False
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        p = gathered(problem) if self.gathered else simplest(problem)
+        return self.check_sectors(Positions(p, self.lines_outside)) or super().check(problem, arch)
 
 
 class TurnedWork(PositionWork):
@@ -130,6 +136,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
         TmaWgmmaTurnedConfig,
         blocks(problem.dtype, arch.device, filters=True),
         [*lines, dict(gathered=True)] if problem.kh * problem.kw > 1 else lines,
+        sector_tiles(problem),
         DEPTHS,
     )
 

@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SMALL = dict(
     block_m=64, block_n=32, block_k=32, num_stages=2, consumers=1, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
-    split_k=1, ping_pong=False, stationary=False, row=True,
+    split_k=1, ping_pong=False, stationary=False, row=True, whole_sectors=False,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=128, block_n=64, consumers=2, cluster_m=2, grid=4),
@@ -55,6 +55,9 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(split_k=2, grid=4),
     SMALL | dict(split_k=4, grid=4, row=False, block_m=128, consumers=2),
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
+    SMALL | dict(block_m=128, consumers=2, whole_sectors=True),
+    SMALL | dict(consumers=2, ping_pong=True, num_stages=3, whole_sectors=True),
+    SMALL | dict(split_k=2, grid=4, whole_sectors=True),
 ]
 
 

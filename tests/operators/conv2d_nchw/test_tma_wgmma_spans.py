@@ -38,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 SMALL = dict(
     block_m=128, block_n=32, block_k=32, num_stages=2, consumers=2, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
     split_k=1, ping_pong=False, stationary=False, lines_outside=False, halo=False,
+    whole_sectors=False,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=256, cluster_m=2, grid=4, halo=True),
@@ -48,6 +49,7 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=64, block_n=16, block_k=64, consumers=1, cluster_m=2, grid=2, num_stages=3),
     SMALL | dict(block_m=64, block_n=64, consumers=1, blocks_sm=2, grid=3, stationary=True, halo=True),
     SMALL | dict(block_m=192, block_n=16, consumers=3),
+    SMALL | dict(block_m=128, whole_sectors=True),
 ]
 ODD = dict(n=2, h=9, w=7, ci=40, co=40, kh=3, kw=2, pad=1, stride="1,2", bias=True)
 

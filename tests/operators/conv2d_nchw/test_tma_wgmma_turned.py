@@ -49,10 +49,16 @@ CONFIGS: list[dict[str, Any]] = [
          lines_outside=False),
     dict(block_m=64, block_n=64, block_k=16, consumers=1, cluster_m=1, cluster_n=1, blocks_sm=2, grid=3,
          stationary=True, lines_outside=True, num_stages=2),
+    dict(block_m=192, block_n=32, block_k=32, consumers=3, cluster_m=1, cluster_n=2, grid=4, lines_outside=False,
+         whole_sectors=True),
+    dict(block_m=64, block_n=32, block_k=32, consumers=2, cluster_m=1, cluster_n=1, ping_pong=True, grid=2,
+         lines_outside=False, whole_sectors=True),
+    dict(block_m=64, block_n=16, block_k=32, consumers=1, cluster_m=2, cluster_n=1, grid=4, lines_outside=False,
+         gathered=True, whole_sectors=True),
     dict(block_m=128, block_n=32, block_k=64, consumers=2, cluster_m=2, cluster_n=1, grid=4, lines_outside=False,
          gathered=True),
 ]  # fmt: skip
-CONFIGS = [dict(num_stages=3, split_k=1, gathered=False) | words for words in CONFIGS]
+CONFIGS = [dict(num_stages=3, split_k=1, gathered=False, whole_sectors=False) | words for words in CONFIGS]
 ODD = dict(n=3, h=9, w=13, ci=24, co=40, kh=3, kw=3, pad=1, stride="2,1", bias=True)
 
 
@@ -205,3 +211,44 @@ def test_filters_behind_many_blocks_of_pixels_are_packed(sm_90a: Arch) -> None:
     config = dict(block_m=128, block_n=64, block_k=16, num_stages=4, consumers=2, cluster_m=1, cluster_n=1, split_k=1)
     fields = dict(grid=132, blocks_sm=1, ping_pong=False, stationary=False, lines_outside=False, gathered=False)
     build(problem, sm_90a, "tma_wgmma_turned", config | fields, device_code=False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(n=2, h=17, w=19, ci=24, co=33, kh=1, kw=1, bias=True, residual=True),
+        dict(n=2, h=21, w=13, ci=16, co=17, kh=3, kw=3, pad=1),
+        dict(n=2, h=33, w=35, ci=16, co=24, kh=3, kw=3, pad=1, stride=2),
+        dict(n=5, h=7, w=7, ci=16, co=48, kh=3, kw=3, pad=1, residual=True),
+        dict(n=7, h=3, w=5, ci=16, co=8, kh=1, kw=1, dtype="bfloat16"),
+        dict(n=2, h=17, w=17, ci=16, co=24, kh=7, kw=1, pad="3,0"),
+    ],
+    ids=str,
+)
+def test_whole_sectors_emulated(emulation: None, fields: dict[str, Any]) -> None:
+    """Planes of odd sizes, in tiles that overlap, or have whole images; of what is computed twice one is stored."""
+    words = CONFIGS[0] | dict(block_m=64, block_n=32, consumers=1, lines_outside=False, whole_sectors=True)
+    assert_emulated("conv2d_nchw", dict(dtype="float16") | fields, words, NAME)
+
+
+def test_whole_sectors_say_why_not(sm_90a: Arch) -> None:
+    words = CONFIGS[0] | dict(whole_sectors=True)
+    for fields, more, reason in (
+        (dict(h=9, w=9, ci=16, co=16), dict(lines_outside=True), "lines_outside must be false"),
+        (dict(h=7, w=7, ci=16, co=20), dict(), "co=20 are no multiple"),
+        (dict(h=90, w=1, ci=16, co=16, pad=4, dilation=4), dict(block_m=64, consumers=1), "not many more"),
+        (dict(h=9, w=9, ci=64, co=16), dict(split_k=2), "give ping_pong=true"),
+    ):
+        problem = problem_of("conv2d_nchw", **dict(n=2, kh=3, kw=3, pad=1, dtype="float16") | fields)
+        with pytest.raises(ConfigError, match=reason):
+            operator("conv2d_nchw").schedule(NAME).config_for(problem, sm_90a, words | dict(lines_outside=False) | more)
+
+
+def test_the_kernel_before_has_no_more_shared_memory_than_a_launch_gives(cuda_compiler: None, sm_90a: Arch) -> None:
+    """Of what it turns, which the launch is told, and of the filter, which is the kernel's own, together."""
+    fields = dict(n=256, h=20, w=20, ci=32, co=64, kh=4, kw=4, stride=2, dtype="float16")
+    built = build(problem_of("conv2d_nchw", **fields), sm_90a, NAME)
+    own = {each.name: each.shared for each in built.resources}
+    assert built.launches
+    kernel = built.launches["kernels"][0]
+    assert kernel["shared"] > 0 and own[kernel["symbol"]] + kernel["shared"] <= 48 * 1024
