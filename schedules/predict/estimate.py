@@ -30,6 +30,7 @@ OTHERS = 40  # registers of a thread beside its sums, about
 SPILLED = 25.0  # bytes of registers that a multiprocessor writes and reads in a nanosecond
 WARP = 32
 SECTOR = 32  # bytes of L2
+END = 6.0  # ns that a multiprocessor takes for a sector that it writes in part, which memory is read for
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
 IMAGES = 16  # of a pixel, whose multiples copies have
@@ -40,7 +41,7 @@ BUSY = 8  # warps that keep a multiprocessor's arithmetic busy where threads mul
 class Work:
     """An estimate: parts in us, and the shape of the launch."""
 
-    parts: dict[str, Array]  # multiply, l2, memory, latency, finish, launch
+    parts: dict[str, Array]  # multiply, l2, memory, latency, finish, ends, launch
     tiles: Array
     waves: Array  # of blocks, not rounded
     resident: Array  # blocks of a multiprocessor
@@ -52,7 +53,7 @@ class Work:
     def total(self) -> Array:
         overlapping = ("multiply", "l2", "fetch", "memory", "latency")
         together: Array = sum(self.parts[name] ** NORM for name in overlapping) ** (1 / NORM)  # type: ignore[assignment]
-        return together + sum(self.parts[name] for name in ("spill", "finish", "launch", "copies"))
+        return together + sum(self.parts[name] for name in ("spill", "finish", "ends", "launch", "copies"))
 
     def take(self, rows: Array) -> Work:
         """Those of some rows."""
@@ -91,6 +92,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     if getattr(spec.config, "thins", False):
         pixel = pixel / p.stride[1]
+    reached = pixel
     if "whole_sectors" in columns.fields:  # tiles have as many whole images as fit, or overlap in one
         plane = p.out_h * p.out_w
         of_image = np.ceil(np.maximum(plane - IMAGES, 1) / np.maximum(pixel - IMAGES, 1))
@@ -187,6 +189,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         copied = np.where((copied > 0) | (phases > 1), copied, padded)
     copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
     ones = np.ones(columns.count)
+    ends = _ends(p, columns, reached, pixel) * channel * turns * busy * END / 1000
     parts = {
         "multiply": multiply,
         "l2": l2,
@@ -195,11 +198,24 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         "latency": latency,
         "spill": spill,
         "finish": finish,
+        "ends": ends * ones,
         "launch": ones * LAUNCH,
         "copies": np.where(copied > 0, STARTED + copied * item / COPIED / 1000, 0.0),
     }
     used = (run / (along * pixel)) * (p.co / (across * channel)) * real
     return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
+
+
+def _ends(p: Any, columns: Columns, reached: Array, pixel: Array) -> Array | float:
+    """Sectors that a tile of `reached` pixels, `pixel` of which are its own, writes in part of each output channel:
+    where its runs of pixels begin and end, which a consumer stores for itself."""
+    plane = p.out_h * p.out_w
+    if FILLED not in columns.fields or p.output_axes[-1] != "x" or plane * numpy_dtype(p.dtype).itemsize % SECTOR == 0:
+        return 0.0
+    parts = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, columns.get("consumers", 1.0))
+    apart = 2 * (reached / plane + parts)
+    joined = np.where(pixel < plane, 2 * pixel / plane, 0.0)
+    return np.where(columns.get("whole_sectors", 0.0) > 0, joined, apart)
 
 
 def by_pairs(of: Callable[[int, int], tuple[int, int] | int | None], first: Array, second: Array) -> Array:

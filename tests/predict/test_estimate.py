@@ -54,6 +54,17 @@ def test_rows_that_end_within_sectors(w: str, whole: bool) -> None:
     assert (rows["finish"] < 1.2 * pixels["finish"]) == whole
 
 
+@pytest.mark.parametrize(("side", "apart", "joined"), [("28", 0, 0), ("7", 1, 0), ("37", 1, 1)])
+def test_runs_of_pixels_that_begin_and_end_within_sectors(side: str, apart: int, joined: int) -> None:
+    """None where planes are whole sectors, fewer where tiles overlap, none again where they have whole images."""
+    tile = dict(block_m=128, block_n=64, block_k=64, consumers=2, cluster_m=1, cluster_n=1, grid=132)
+    configs = tile, tile | dict(whole_sectors=True), tile | dict(ping_pong=True)
+    usual, whole, turns = parts("conv2d_nchw", "tma_wgmma_turned", {"h": side, "w": side}, *configs)
+    assert (usual["ends"] > 0, whole["ends"] > 0) == (apart, joined)
+    assert whole["ends"] <= usual["ends"] / 4 and turns["ends"] <= usual["ends"]
+    assert parts("conv2d_nhwc", "tma_wgmma", {"h": side, "w": side}, tile)[0]["ends"] == 0
+
+
 def test_parts_of_a_reduction_that_another_kernel_adds_up() -> None:
     few = {"n": "1", "h": "7", "w": "7", "ci": "512", "co": "512", "dtype": "float32"}
     one, eight = parts("conv2d_nhwc", "simt", few, dict(tile=4, num_thread=8), dict(tile=4, num_thread=8, split_k=8))
