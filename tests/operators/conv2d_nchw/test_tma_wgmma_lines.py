@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SMALL = dict(
     block_m=128, block_n=32, block_k=32, num_stages=2, consumers=2, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
-    split_k=1, ping_pong=False, stationary=False, whole_sectors=False,
+    split_k=1, ping_pong=False, stationary=False,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=256, cluster_m=2, grid=4),
@@ -47,8 +47,8 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=64, ping_pong=True, num_stages=3),
     SMALL | dict(block_m=64, block_n=64, consumers=1, blocks_sm=2, grid=3, stationary=True),
     SMALL | dict(block_m=192, block_n=16, consumers=3),
-    SMALL | dict(block_m=192, block_n=16, consumers=3, whole_sectors=True),
 ]
+WHOLE_SECTORS = SMALL | dict(block_m=192, block_n=16, consumers=3, whole_sectors=True)
 ODD = dict(n=2, h=9, w=7, ci=40, co=40, kh=3, kw=2, pad=1, stride="1,2", bias=True)
 
 
@@ -68,7 +68,7 @@ def test_one_output_of_an_image(emulation: None) -> None:
     assert_emulated("conv2d_nchw", fields, words, NAME)
 
 
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("words", [*CONFIGS, WHOLE_SECTORS], ids=str)
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     small = dict(co=32, ci=16) if words["stationary"] else {}
     assert_emulated("conv2d_nchw", dict(dtype="float16") | ODD | small, words, NAME)
