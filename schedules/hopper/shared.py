@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from schedules.core.problem import numpy_dtype
 from schedules.core.tvm import T
@@ -389,20 +389,14 @@ class StripStaging:
         return -(-self.width * self.pitch * self.item // (self.parts * UNIT)) * UNIT
 
 
-def strip_staging(rows: int, columns: int, item: int, length: int, parts: int) -> StripStaging:
-    """Staging for the results of all parts of a tile, in passes of as many columns as STAGING holds for each."""
-    found = StripStaging(rows, columns, item, columns, length, parts)
-    while found.width % 32 == 0 and found.nbytes > STAGING:
-        found = replace(found, width=found.width // 2)
-    return found
+J = TypeVar("J", PlaneStaging, StripStaging)
 
 
-def plane_staging(rows: int, columns: int, item: int, images: int, plane: int, parts: int) -> PlaneStaging:
-    """Staging for the results of all parts of a tile, in passes of as many columns as STAGING holds for each."""
-    width = columns
-    while width % 32 == 0 and images * width * plane * item > STAGING * parts:
-        width //= 2
-    return PlaneStaging(rows, width, item, columns, images, plane, parts)
+def in_passes(staging: J) -> J:
+    """The same in passes of as many columns as STAGING holds for each part."""
+    while staging.width % 32 == 0 and staging.nbytes > STAGING:
+        staging = replace(staging, width=staging.width // 2)
+    return staging
 
 
 @dataclass(frozen=True)

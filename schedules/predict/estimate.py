@@ -95,7 +95,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     reached = pixel
     if "whole_sectors" in columns.fields:  # tiles have as many whole images as fit, or overlap in one
         plane = p.out_h * p.out_w
-        of_image = np.ceil(np.maximum(plane - IMAGES, 1) / np.maximum(pixel - IMAGES, 1))
+        shared = SECTOR // numpy_dtype(p.dtype).itemsize  # by a tile and the next
+        of_image = np.ceil(np.maximum(plane - shared, 1) / np.maximum(pixel - shared, 1))
         whole = np.where(pixel < plane, plane / of_image, pixel // plane * plane)
         pixel = np.where(columns.get("whole_sectors") > 0, whole, pixel)
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels

@@ -15,18 +15,19 @@ from schedules.hopper.config import STAGING, HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import (
     UNIT,
+    PlaneStaging,
     SharedTile,
     Slots,
+    StripStaging,
     TensorMap,
     beyond_indices,
-    plane_staging,
+    in_passes,
     slot_staging,
     staging_for,
-    strip_staging,
 )
 from schedules.hopper.split import addends_of, whole
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.positions import SECTOR, Positions
+from schedules.operators.conv2d_nchw.positions import SECTOR_RESULTS, Positions
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
@@ -56,7 +57,7 @@ class SectorsConfig(HopperConfig):
         if positions.of_image <= self.block_m:
             if p.co % VECTOR:
                 return f"{given} stores {VECTOR} channels of small images in whole 16 bytes, co={p.co} are no multiple"
-        elif self.block_m - positions.overlap < SECTOR:
+        elif self.block_m - positions.overlap < SECTOR_RESULTS:
             return (
                 f"{given} has tiles overlap by {positions.overlap} positions, block_m={self.block_m} has not many more"
             )
@@ -199,7 +200,10 @@ class PositionWork(FilterWork[PositionPlace]):
         self.images, self.tiles_of_image, self.step = 0, 0, config.block_m
         if isinstance(config, SectorsConfig) and config.whole_sectors:
             self.images = config.block_m // positions.of_image  # that are whole in a tile, or 0
-            self.step = self.images * positions.of_image or (config.block_m - positions.overlap) // SECTOR * SECTOR
+            self.step = (
+                self.images * positions.of_image
+                or (config.block_m - positions.overlap) // SECTOR_RESULTS * SECTOR_RESULTS
+            )
             if not self.images:
                 self.tiles_of_image = 1 + -(-(positions.of_image - config.block_m) // self.step)
         tiles = p.n * self.tiles_of_image or -(-positions.outputs // self.step)
@@ -211,11 +215,12 @@ class PositionWork(FilterWork[PositionPlace]):
         item = numpy_dtype(p.dtype).itemsize
         most = UNIT // item  # elements that are stored at once
         if self.tiles_of_image:
-            strips = strip_staging(config.rows, columns, item, config.block_m, config.parts)
-            return Output(p.dtype, strips, Slots("output", p.pixels * p.co, most, ragged=False))
+            strips = StripStaging(config.rows, columns, item, columns, config.block_m, config.parts)
+            return Output(p.dtype, in_passes(strips), Slots("output", p.pixels * p.co, most, ragged=False))
         if self.images:
-            planes = plane_staging(config.rows, columns, item, self.images, p.out_h * p.out_w, config.parts)
-            return Output(p.dtype, planes, Slots("output", p.pixels * p.co, most, ragged=False))
+            plane = p.out_h * p.out_w
+            planes = PlaneStaging(config.rows, columns, item, columns, self.images, plane, config.parts)
+            return Output(p.dtype, in_passes(planes), Slots("output", p.pixels * p.co, most, ragged=False))
         if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % most == 0:
             boxes = staging_for(config.rows, columns, item, LINE // item)
             box, line = (boxes.width, boxes.rows), boxes.swizzle

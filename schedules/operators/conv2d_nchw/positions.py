@@ -20,11 +20,12 @@ from typing import Any
 
 from schedules.core.tvm import T, tirx
 from schedules.hopper.pixels import flattened
+from schedules.hopper.shared import SECTOR
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
-SECTOR = 16  # elements in a sector of L2
+SECTOR_RESULTS = SECTOR // 2  # of 16 bits in a sector of L2
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Positions:
     def overlap(self) -> int:
         """Positions that have all but one of a sector's results, wherever in an image they begin."""
         between = self.x.length - self.problem.out_w
-        results = SECTOR - 1
+        results = SECTOR_RESULTS - 1
         return results + (1 + (results - 1) // self.problem.out_w) * between
 
     @property
