@@ -14,9 +14,21 @@ from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
 from schedules.hopper.fragments import row_of
 from schedules.hopper.geometry import Member, Work
+from schedules.hopper.joined import PlaneStores, StripStores
 from schedules.hopper.residual import Residual
-from schedules.hopper.shared import FOLDS, folded
-from schedules.hopper.stores import BoxStores, LineStores, stores_of
+from schedules.hopper.shared import (
+    FOLDS,
+    BlockStaging,
+    LineStaging,
+    NoStaging,
+    PlaneStaging,
+    RunStaging,
+    SlotStaging,
+    Staging,
+    StripStaging,
+    folded,
+)
+from schedules.hopper.stores import BlockStores, BoxStores, ColumnStores, LineStores, RunStores, SlotStores, Stores
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
@@ -201,3 +213,29 @@ class Results:
                 stores.write(box - first, values, m, pair, lanes[across])
             stores.written()
             stores.store(first)
+
+
+def stores_of(
+    work: Work,
+    tensors: Tensors,
+    output_map: Variable | None,
+    place: Any,
+    begin: Index,
+    memory: Buffer | None,
+    member: Member,
+) -> Stores:
+    """The stores that the work's output needs."""
+    staging = work.output.staging
+    kinds = {
+        Staging: BoxStores,
+        LineStaging: LineStores,
+        RunStaging: RunStores,
+        BlockStaging: BlockStores,
+        SlotStaging: SlotStores,
+        PlaneStaging: PlaneStores,
+        StripStaging: StripStores,
+        NoStaging: ColumnStores,
+    }
+    kind: Any = kinds[type(staging)]
+    start = named("start", member.consumer * staging.nbytes)
+    return kind(work, tensors, output_map, place, begin, memory, start, member)

@@ -4,9 +4,9 @@ By boxes: they pass through staging memory, from where TMA stores `width` column
 them at the tensor's end.  Several stores make a pass, as many as the memory holds.  By runs: where the tensor's rows
 are not whole 16 bytes apart, which TMA needs, the consumer's threads store them from that memory, in the widest vectors
 that the tensor's alignment allows.  By blocks: the same where they lie in that memory as in the tensor.  By slots: the
-same where neighbours in the tensor are rows of the tile, of which some may be left out.  By planes: where the tile has
-all of an image's results, whose channels then follow each other as in the tensor.  By columns: where neighbours
-in the tensor are rows of the tile, of which a thread has two side by side (`fragments`), they are stored from its
+same where neighbours in the tensor are rows of the tile, of which some may be left out; by planes and by strips those
+of all consumers leave together (`joined`).  By columns: where neighbours in the tensor are rows of the tile, of which a
+thread has two side by side (`fragments`), they are stored from its
 registers.  By lines: by TMA, where neighbours in the tensor are rows of the tile, which are turned on their way into
 staging memory.
 """
@@ -14,7 +14,7 @@ staging memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -28,19 +28,14 @@ from schedules.hopper.fragments import row_of, tile_row
 from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import (
     FOLDS,
-    SECTOR,
-    UNIT,
     BlockStaging,
     Columns,
     LineStaging,
-    NoStaging,
-    PlaneStaging,
     Runs,
     RunStaging,
     Slots,
     SlotStaging,
     Staging,
-    StripStaging,
     TensorMap,
 )
 from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
@@ -52,7 +47,6 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _STMATRIX_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-_TOGETHER = 8  # that of all consumers
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
 # exchange, so that even ones have four bytes of u and odd ones four of v.
 _STORE_8 = """
@@ -74,7 +68,7 @@ __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0
 # the first ones of two words at once, and moves that above the wait for wgmma's sums (`inspect.sums_read_early`).  A
 # permutation of the word that changes nothing keeps it from that, and is no instruction in the end.
 _WHOLE = 'asm("prmt.b32 %0, %0, 0, 0x3210;" : "+r"(word));'
-_PUT = {
+PUT = {
     "hopper_put_two": """
 __device__ __forceinline__ void hopper_put_two(unsigned int word, void* at, int there) {
   if (there > 0) *(unsigned int*)at = word;
@@ -95,7 +89,7 @@ __device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, in
 }}
 """,
 }
-_PUT_APART = """
+PUT_APART = """
 __device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at, bool there) {{
   if (there) {{
     ((unsigned short*)at)[0] = (unsigned short)word;
@@ -103,7 +97,7 @@ __device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at
   }}
 }}
 """
-_PUT_APART_32 = """
+PUT_APART_32 = """
 __device__ __forceinline__ void hopper_put_apart_{0}(float a, float b, void* at, bool there) {{
   if (there) {{
     ((float*)at)[0] = a;
@@ -115,7 +109,7 @@ _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
 # of a vector of {0} elements those from `begin` on that are before `end`
-_COPY_PART = """
+COPY_PART = """
 __device__ __forceinline__ void hopper_copy_part_{0}(void* to, const void* from, int begin, int end) {{
   union {{ {1} all; {2} each[{0}]; }} v;
   v.all = *(const {1}*)from;
@@ -130,13 +124,13 @@ __device__ __forceinline__ void hopper_copy_part_{0}(void* to, const void* from,
   }}
 }}
 """
-ITEM = 2  # bytes of a result of 16 bits
 LINE = 128  # bytes that neighbouring threads store side by side, or half as many
-_VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
 
-def _copy(nbytes: int, to: Pointer, source: Pointer) -> None:
-    text = _COPY.format(nbytes, _VECTORS[nbytes])
+def copy_vector(nbytes: int, to: Pointer, source: Pointer) -> None:
+    """Copy a vector of so many bytes, which both places are multiples of."""
+    text = _COPY.format(nbytes, VECTORS[nbytes])
     T.evaluate(T.cuda.func_call(f"hopper_copy_{nbytes}", to, source, source_code=text))
 
 
@@ -284,7 +278,7 @@ class RunStores(Stores):
                 # how many of the two are columns of the tensor
                 there = T.int32(2) if group + 8 <= staging.pitch else staging.pitch - left
                 name = "hopper_put_two" if staging.pitch % 2 == 0 else "hopper_put"
-                T.evaluate(T.cuda.func_call(name, word, target, there, source_code=_PUT[name]))
+                T.evaluate(T.cuda.func_call(name, word, target, there, source_code=PUT[name]))
 
     def written(self) -> None:
         barrier(self.member.consumer)
@@ -307,7 +301,7 @@ class RunStores(Stores):
             stored = inside > 0 if count % WARPGROUP == 0 else tirx.all(at < count, inside > 0)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
-                _copy(target.vector * staging.item, self.output.ptr_to([index]), source)
+                copy_vector(target.vector * staging.item, self.output.ptr_to([index]), source)
 
 
 @dataclass
@@ -333,7 +327,7 @@ class BlockStores(Stores):
             row = self.row(m) + T.truncdiv(lane, 4) + 8 * below
             word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
             at = [each for i in range(2 if apart else 1) for each in self._at(row, column + i)]
-            T.evaluate(T.cuda.func_call(name, word, *at, source_code=_PUT[name]))
+            T.evaluate(T.cuda.func_call(name, word, *at, source_code=PUT[name]))
 
     def _at(self, row: Expr, column: Expr) -> tuple[Pointer, Expr]:
         """Where the element of a row and a column waits, and whether there is one, or two side by side."""
@@ -358,7 +352,7 @@ class BlockStores(Stores):
             index, inside = self.work.run_at(self.place, self.member.part, block, self.begin + first)
             with T.If(tirx.all(block < staging.blocks, element < inside)), T.Then():
                 source = self.memory.ptr_to([self.start + at * staging.item])
-                _copy(vector * staging.item, self.output.ptr_to([index + element]), source)
+                copy_vector(vector * staging.item, self.output.ptr_to([index + element]), source)
 
 
 @dataclass
@@ -390,7 +384,7 @@ class SlotStores(Stores):
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         pitch, dtype = self.staging.pitch, self.work.output.dtype
         wide = self.staging.item == 4
-        name, source = f"hopper_put_apart_{pitch}", (_PUT_APART_32 if wide else _PUT_APART).format(pitch)
+        name, source = f"hopper_put_apart_{pitch}", (PUT_APART_32 if wide else PUT_APART).format(pitch)
         if self.whole:  # eight rows of a column at once
             words = [pack_16(dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
             column = pair * 16 + T.truncdiv(lane, 16) * 8 + T.truncmod(lane, 8)
@@ -407,7 +401,7 @@ class SlotStores(Stores):
             for half, j in product(range(2), range(2)):
                 word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
                 call = "hopper_put_two", word, target(half * 8 + j, slot), T.Select(there, T.int32(2), T.int32(0))
-                T.evaluate(T.cuda.func_call(*call, source_code=_PUT["hopper_put_two"]))
+                T.evaluate(T.cuda.func_call(*call, source_code=PUT["hopper_put_two"]))
             return
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
@@ -426,8 +420,8 @@ class SlotStores(Stores):
         if vectors % beside and vectors <= 2 * beside:
             beside //= 2
         columns = WARPGROUP // beside  # at once
-        name, element = f"hopper_copy_part_{vector}", _VECTORS[staging.item]
-        text = _COPY_PART.format(vector, _VECTORS[vector * staging.item], element)
+        name, element = f"hopper_copy_part_{vector}", VECTORS[staging.item]
+        text = COPY_PART.format(vector, VECTORS[vector * staging.item], element)
         with T.serial(-(-vectors // beside)) as turn:
             at = turn * beside + T.truncmod(self.member.thread, beside)
             if self.whole and vector == 1:
@@ -451,147 +445,7 @@ class SlotStores(Stores):
                     if parts:
                         T.evaluate(T.cuda.func_call(name, to, source, begin, end, source_code=text))
                     else:
-                        _copy(vector * staging.item, to, source)
-
-
-@dataclass
-class JoinedStores(Stores):
-    """Results leave by ordinary stores of whole vectors: threads of all parts of a tile store what all of these
-    wrote."""
-
-    memory: Buffer
-
-    def __post_init__(self) -> None:
-        output = self.work.output
-        assert isinstance(output.staging, PlaneStaging | StripStaging) and output.staging.item == ITEM
-        self.output, self.parts = self.tensors["flat output"], output.staging.parts
-        self.left = T.truncmod(self.member.lane, 4) * 2
-        self.thread = self.member.thread
-        if self.parts > 1:
-            self.start = T.int32(0)
-            self.thread = self.member.part * WARPGROUP + self.member.thread
-
-    def _rows(self) -> Iterator[tuple[Expr, Expr, Expr]]:
-        """Of each row of the thread's the image and the result there, and whether it is one."""
-        for m, below in product(range(self.work.output.staging.rows // ROWS), (0, 8)):
-            row = self.row(m) + row_of(self.work.a, self.member.lane, below)
-            yield self.work.plane_slot(self.place, self.member.part, row)
-
-    def before(self) -> None:
-        if self.parts == 1:
-            barrier(self.member.consumer)
-        else:
-            T.evaluate(T.ptx.bar.sync(T.uint32(_TOGETHER), T.uint32(self.parts * WARPGROUP)))
-
-    def written(self) -> None:
-        self.before()
-
-    def _at(self, element: Expr) -> Pointer:
-        return self.memory.ptr_to([self.start + element * ITEM])
-
-
-@dataclass
-class PlaneStores(JoinedStores):
-    """A whole image's results of all columns side by side."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert isinstance(self.work.output.staging, PlaneStaging)
-        self.staging = self.work.output.staging
-        self.rows = [
-            (kept("slot", image * self.staging.image + result), named("there", there))
-            for image, result, there in self._rows()
-        ]
-
-    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        plane = self.staging.plane
-        for half, below in product(range(2), range(2)):
-            slot, there = self.rows[2 * m + below]
-            word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
-            target = self._at((self.left + (pair * 16 + half * 8)) * plane + slot)
-            name, source = f"hopper_put_apart_{plane}", _PUT_APART.format(plane)
-            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
-
-    def store(self, first: int) -> None:
-        staging, vector = self.staging, UNIT // ITEM
-        vectors = staging.image // vector  # of an image
-        threads = self.parts * WARPGROUP
-        begin, apart, images = self.work.planes_at(self.place)
-        column = self.begin + first * staging.width
-        channel, _ = self.work.column_start(self.place, self.member.part, column)
-        start = named("start", begin + channel)
-        inside = named("elements", apart - channel)  # of an image, from the first column on
-        with T.serial(-(-staging.images * vectors // threads)) as turn:
-            at = named("at", turn * threads + self.thread)
-            image = named("image", T.truncdiv(at, vectors))
-            element = named("element", (at - image * vectors) * vector)
-            with T.If(tirx.all(image < staging.images, image < images, element < inside)), T.Then():
-                to = self.output.ptr_to([start + image * apart + element])
-                _copy(UNIT, to, self._at(image * staging.image + element))
-
-
-@dataclass
-class StripStores(JoinedStores):
-    """A channel's results side by side, in whole sectors of L2 but where its plane begins and ends: a sector that is
-    written in two parts takes several times as long.  Tiles overlap by as many results."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert isinstance(self.work.output.staging, StripStaging)
-        self.staging = self.work.output.staging
-        start, there, first, following, plane = self.work.strip_at(self.place)
-        self.first, self.following = named("first_result", first), named("next_result", following)
-        self.plane, self.begins, self.there = plane, named("start", start), named("is_image", there)
-        self.rows = [(kept("slot", result - self.first), named("there", there)) for _, result, there in self._rows()]
-        # channels sixteen further are as late
-        self.lates = [
-            kept("late", self._late(self._channel(0, self.left + (8 * half + i))[0]))
-            for half, i in product(range(2), range(2))
-        ]
-
-    def _channel(self, first: int, column: Expr) -> tuple[Expr, Expr]:
-        """Where the tile's first result of a column of store number `first` lies, and whether the column is one."""
-        column = self.begin + first * self.staging.width + column
-        channel, inside = self.work.column_start(self.place, self.member.part, column)
-        return self.begins + channel + self.first, inside
-
-    @staticmethod
-    def _late(element: Expr) -> Expr:
-        return T.bitwise_and(element, T.int32(SECTOR // ITEM - 1))
-
-    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        pitch = self.staging.pitch
-        for half, below in product(range(2), range(2)):
-            slot, there = self.rows[2 * m + below]
-            word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
-            left, lates = self.left + (pair * 16 + half * 8), self.lates[2 * half : 2 * half + 2]
-            targets = [self._at((left + i) * pitch + (slot + late)) for i, late in enumerate(lates)]
-            there, name = T.Cast("int32", there), "hopper_put_apart"
-            T.evaluate(T.cuda.func_call(name, word, targets[0], there, targets[1], there, source_code=_PUT[name]))
-
-    def store(self, first: int) -> None:
-        staging, vector, sector = self.staging, UNIT // ITEM, SECTOR // ITEM
-        threads, lanes = self.parts * WARPGROUP, staging.vectors
-        columns = threads // lanes  # at once
-        at, of_lane = named("at", T.truncmod(self.thread, lanes)), named("of_lane", T.truncdiv(self.thread, lanes))
-        with T.serial(-(-staging.width // columns)) as more:
-            column = named("column", more * columns + of_lane)
-            channel, inside = self._channel(first, column)
-            element = named("element", channel)
-            late = named("late", self._late(element))
-            # of the slots those from the first sector on that is this tile's, before the next tile's first
-            begin = named("from_slot", T.Select(self.first == 0, late, T.Select(late > 0, sector, 0)))
-            up = T.bitwise_and(late + (self.following - self.first) + (sector - 1), T.int32(-sector))
-            end = named("to_slot", tirx.min(up, late + (self.plane - self.first)))
-            first_slot = named("first_slot", at * vector)
-            stored = tirx.all(self.there, of_lane < columns, column < staging.width, inside)
-            stored = tirx.all(stored, first_slot < end, first_slot + vector > begin)
-            with T.If(stored), T.Then():
-                to = self.output.ptr_to([element - late + first_slot])
-                source = self._at(column * staging.pitch + first_slot)
-                name, text = f"hopper_copy_part_{vector}", _COPY_PART.format(vector, _VECTORS[UNIT], _VECTORS[ITEM])
-                call = name, to, source, begin - first_slot, end - first_slot
-                T.evaluate(T.cuda.func_call(*call, source_code=text))
+                        copy_vector(vector * staging.item, to, source)
 
 
 @dataclass
@@ -653,7 +507,7 @@ def _writer_apart(kind: str) -> Writer:
             at = staging.chunk(row + T.truncdiv(lane, 4) + 8 * below, 2 * pair + half)
             target = memory.ptr_to([base + at + T.truncmod(lane, 4) * 4])
             word = pack_16(kind, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
-            put = _PUT["hopper_put_two"]
+            put = PUT["hopper_put_two"]
             T.evaluate(T.cuda.func_call("hopper_put_two", word, target, T.int32(2), source_code=put))
 
     return write
@@ -704,29 +558,3 @@ def _writer(work: Work) -> Writer:
     if numpy_dtype(output.dtype).itemsize == 2 and work.b.tile.fold == FOLDS[0]:
         return _writer_apart(output.dtype)
     return _WRITERS[output.dtype]
-
-
-def stores_of(
-    work: Work,
-    tensors: Tensors,
-    output_map: Variable | None,
-    place: Any,
-    begin: Index,
-    memory: Buffer | None,
-    member: Member,
-) -> Stores:
-    """The stores that the work's output needs."""
-    staging = work.output.staging
-    kinds = {
-        Staging: BoxStores,
-        LineStaging: LineStores,
-        RunStaging: RunStores,
-        BlockStaging: BlockStores,
-        SlotStaging: SlotStores,
-        PlaneStaging: PlaneStores,
-        StripStaging: StripStores,
-        NoStaging: ColumnStores,
-    }
-    kind: Any = kinds[type(staging)]
-    start = named("start", member.consumer * staging.nbytes)
-    return kind(work, tensors, output_map, place, begin, memory, start, member)
