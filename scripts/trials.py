@@ -8,7 +8,8 @@ were verified.  A trial whose median lies far over its lowest tenth was disturbe
 
 A launch takes up to 2 us more on one host than on another, whatever the kernel: so much as cuDNN's short layers differ
 between two files of a device, ours are brought to the earlier one's host.  Trials of several devices stand side by
-side, each layer with an arch that has its own.
+side, each layer with an arch that has its own.  Where a kernel became faster and its configs stayed, trials of before
+count so much less as those of the same configs did that were timed again (`REVISIONS`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import lzma
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,41 @@ from schedules.core.errors import SchedulesError
 from schedules.core.operator import Operator
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
+from schedules.hopper.config import WARPGROUP
+from schedules.hopper.lines import Lines
+from schedules.operators.conv2d_nchw.positions import simplest
 
 SHORT, SHARED = 20.0, 5  # us of layers by which hosts are compared, and how many they must share
 CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
 Key = tuple[str, Problem, str]  # of a layer: operator, problem, device
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A kernel that has changed: of the trials of an `operator`'s `schedule` that files `before` a time (as their names
+    begin) have, those of problems which it `concerns` count `factor` of their us."""
+
+    operator: str
+    schedule: str
+    before: str
+    factor: float
+    concerns: Callable[[Any], bool]
+
+    def of(self, layer: Layer) -> Layer:
+        """The layer's trials, as the kernel now is."""
+        if layer.operator.name != self.operator or not self.concerns(layer.problem):
+            return layer
+        trials = ((name, config, us * self.factor ** (name == self.schedule)) for name, config, us in layer.trials)
+        return replace(layer, trials=tuple(trials))
+
+
+def _read_apart(problem: Any) -> bool:
+    """Whether `tma_wgmma_lines` reads pixels one by one."""
+    return not Lines("data", simplest(problem), WARPGROUP, WARPGROUP).paired
+
+
+# rows whose pixels are read one by one no longer are neighbours: 226 trials of 132 layers (2026-11-30T1115)
+REVISIONS = (Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.913, _read_apart),)
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 
@@ -68,6 +100,8 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
             headers.append(json.loads(next(lines)))
             here: dict[Key, Layer] = {}
             for layer in _layers(lines, headers[-1]):
+                for revision in REVISIONS:
+                    layer = revision.of(layer) if file.name < revision.before else layer
                 _add(here, layer)
         slower = launch_of(here, found)
         for layer in here.values():

@@ -37,6 +37,8 @@ OPCODES = {
     "STSM": "stmatrix",
     "LDG": r"ld\.global",
     "LDGSTS": r"cp\.async\.c[ag]\.shared",
+    "UBLKCP": r"cp\.async\.bulk\.shared::cluster\.global",
+    "UBLKST": r"cp\.async\.bulk\.global",
     "STG": r"st\.global",
     "LDS": r"ld\.shared",
     "STS": r"st\.shared",
@@ -62,7 +64,7 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     # the boxes of one stage, which ptxas may write out more than once, and those of one tile's results
     boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
     assert found["UTMALDG"] >= boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
-    assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
+    assert bool(found["UTMASTG"] or found["UBLKST"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
     assert "ptxas info" in built.log and "C75" not in built.log
     to_be_waited_for(built)

@@ -19,10 +19,9 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.blackwell.config import LANES, PIECE, BlackwellConfig
 from schedules.blackwell.instructions import EIGHT, Multiply, descriptor, read_sums
-from schedules.hopper.config import K_BYTES
+from schedules.hopper.config import K_BYTES, WARPS
 from schedules.hopper.consumer import Cores
 from schedules.hopper.epilogue import Results
-from schedules.hopper.exchange import WARPS
 from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import SharedMemory, wait_for_block

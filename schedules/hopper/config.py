@@ -16,6 +16,7 @@ from schedules.core.tvm import tirx
 from schedules.tirx import BARRIER_PAIR_BYTES
 
 WARPGROUP = 128  # threads
+WARPS = WARPGROUP // 32  # of them
 ROWS = 64  # of one wgmma
 K_BYTES = 32  # of the reduction in one wgmma
 # 32-bit registers of a thread of (producer, consumers) by (consumers, blocks of a multiprocessor), after setmaxnreg; at
@@ -57,6 +58,9 @@ class HopperConfig(Config):
     row_cycles: ClassVar[float] = 16  # that shared memory takes to give operand a of ROWS rows of a product
     row_of_taps: ClassVar[bool] = False  # whether a stage has the filters of all taps along a row
     multiplies_apart: ClassVar[bool] = False  # whether a warp beside the producer multiplies, and not the consumers
+    # whether consumers' threads read a stage themselves: each warp says when it has
+    by_threads: ClassVar[bool] = False
+    whole_images: ClassVar[bool] = False  # whether tiles are of whole images, whose results leave together
     addressing: ClassVar[int] = 48  # registers of a consumer's thread beside its sums, about
     addends: ClassVar[int] = 1  # numbers of 16 bits that each of an operand's is the sum of: see `hopper.split`
     promoted: ClassVar[bool] = False  # whether the sums of a stage are added to a tile's on CUDA cores
@@ -144,7 +148,7 @@ class HopperConfig(Config):
     @property
     def frees(self) -> int:
         """Arrivals by which a block says that it has read a stage."""
-        return self.parts
+        return self.parts * (WARPS if self.by_threads else 1)
 
     @property
     def overlaps(self) -> bool:
@@ -309,13 +313,17 @@ CLUSTERS = (
 
 
 def fitting(
-    rows: Callable[[int], int], columns: int, reduction: int, device: Device
+    rows: Callable[[int], int],
+    columns: int,
+    reduction: int,
+    device: Device,
+    heights: Sequence[tuple[int, int]] = HEIGHTS,
 ) -> tuple[tuple[int, int, int], ...]:
     """The few shapes beside `SHAPES` that leave less of `device` idle, or fewer columns of a tile without use, than
     all of those, whether blocks may share a reduction or not: as wide as equal parts of `columns`; `rows` says how many
-    tiles of so many rows there are."""
+    tiles of so many rows there are, of which some of `heights` have consumers."""
 
-    tiles_along = {m: rows(m) for m in {m for m, *_ in (*SHAPES, *HEIGHTS)}}
+    tiles_along = {m: rows(m) for m in {m for m, *_ in (*SHAPES, *heights)}}
 
     def cost(shape: tuple[int, int, int], splits: Sequence[int]) -> float:
         m, n, _ = shape
@@ -324,7 +332,7 @@ def fitting(
         return min(time + (k > 1) * EXCHANGE / reduction for k, time in own.items())
 
     widths = {-(-columns // (16 * parts)) * 16 for parts in range(1, columns // NARROWEST + 2)}
-    tried = {(m, n, c) for m, c in HEIGHTS for n in widths if NARROWEST <= n <= WIDEST // m * 2 and n <= 256}
+    tried = {(m, n, c) for m, c in heights for n in widths if NARROWEST <= n <= WIDEST // m * 2 and n <= 256}
     found: list[tuple[int, int, int]] = []
     for splits in (SPLITS, (1,)):
         least = min(cost(shape, splits) for shape in SHAPES)
@@ -349,20 +357,27 @@ def blocks(
     filters: bool = False,
     own_pixels: bool = False,
     k_steps: Sequence[int] = K_STEPS,
+    ping_pong: Sequence[tuple[int, int, int]] = PING_PONG,
 ) -> tuple[Mapping[str, Any], ...]:
     """Fields of every config worth trying on `device` for operands of `dtype`, legal or not, but its stages (`DEPTHS`);
     `filters` says that operand b is, and may stay, `own_pixels` that blocks do not share operand a; a stage has as many
     wgmma as one of `k_steps`."""
-    found = _blocks(dtype, device, shapes, filters, k_steps)
+    found = _blocks(dtype, device, shapes, filters, k_steps, ping_pong)
     return tuple(words for words in found if not own_pixels or words["cluster_n"] == 1)
 
 
 def _blocks(
-    dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool, k_steps: Sequence[int]
+    dtype: str,
+    device: Device,
+    shapes: Sequence[tuple[int, int, int]],
+    filters: bool,
+    k_steps: Sequence[int],
+    ping_pong: Sequence[tuple[int, int, int]],
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     clustered = [words for blocks_sm in (1, 2) for words in clusters(blocks_sm, device)]
-    for shape, block_k, words in product(_ways_of(shapes, filters), [steps * k for steps in k_steps], clustered):
+    ways = _ways_of(shapes, filters, ping_pong)
+    for shape, block_k, words in product(ways, [steps * k for steps in k_steps], clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (
@@ -373,11 +388,13 @@ def _blocks(
             yield dict(shape, block_k=block_k, **words)
 
 
-def _ways_of(shapes: Sequence[tuple[int, int, int]], filters: bool) -> Iterator[dict[str, Any]]:
+def _ways_of(
+    shapes: Sequence[tuple[int, int, int]], filters: bool, ping_pong: Sequence[tuple[int, int, int]]
+) -> Iterator[dict[str, Any]]:
     """Fields of `shapes` and of those for ping-pong, and whether operand b stays, which it may if it is `filters`."""
-    for found, ping_pong in ((shapes, {}), (PING_PONG, dict(ping_pong=True))):
+    for found, fields in ((shapes, {}), (ping_pong, dict(ping_pong=True))):
         for m, n, consumers in found:
-            shape = dict(block_m=m, block_n=n, consumers=consumers, **ping_pong)
+            shape = dict(block_m=m, block_n=n, consumers=consumers, **fields)
             yield shape
             if filters:
                 yield dict(shape, stationary=True)

@@ -163,7 +163,7 @@ class Consumer:
 
     def release(self, before: Expr, of_chunk: Index, peer: Expr) -> None:
         """Free the stage `before` number `of_chunk` of a chunk, and operand a's slot if no other takes it."""
-        self.ring.release(before, self.member.thread, peer)
+        self.ring.release(before, self.speaker, peer)
         if self.slots:
             when(of_chunk == 0, partial(self.slots.release, self.member.thread == 0))
 
@@ -174,7 +174,13 @@ class Consumer:
     def peer(self) -> Expr:
         """Of the blocks that share this one's share of the reduction, the one that this thread speaks to."""
         config = self.work.config
-        return peer_of(self.member.thread, self.at.rank_m, self.at.rank_n, config.cluster_m, config.cluster_n)
+        return peer_of(self.speaker, self.at.rank_m, self.at.rank_n, config.cluster_m, config.cluster_n)
+
+    @property
+    def speaker(self) -> Expr:
+        """The thread's number among those that say that a stage has been read, each to another block.  Of threads that
+        read it themselves each warp says so, since the end of a wgmma tells it nothing of what other warps read."""
+        return self.member.lane if self.work.config.by_threads else self.member.thread
 
     def others(self, tile: Expr) -> Index:
         """Tiles of other consumers between the consumer's last, if any, and its next; `tile` follows the last."""

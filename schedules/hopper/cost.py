@@ -11,6 +11,7 @@ from schedules.core.device import Device, Timings
 from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig, work_of
 from schedules.hopper.geometry import Operand, Work
+from schedules.hopper.images import Images
 from schedules.hopper.lines import Lines
 from schedules.hopper.spans import Spans
 
@@ -33,9 +34,9 @@ def product_cycles(config: HopperConfig, rows: float = 0) -> float:
 
 
 def _row_cycles(operand: Operand) -> float:
-    """Cycles that shared memory takes longer for operand a of a wgmma than for 128 bytes in each: of lines it gives a
-    word, or half of one, to each thread, after it has taken them in."""
-    if not isinstance(operand.source, Lines):
+    """Cycles that shared memory takes longer for operand a of a wgmma than for 128 bytes in each: of lines and
+    images it gives a word, or half of one, to each thread, after it has taken them in."""
+    if not isinstance(operand.source, Lines | Images):
         return 0
     return 4 * (4 if operand.source.paired else 8)
 
@@ -44,7 +45,7 @@ def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
     if isinstance(operand.source, Spans | TurnedData):
         return min(timings.loaded, TURNED)
-    if isinstance(operand.source, Lines):
+    if isinstance(operand.source, Lines | Images):
         return timings.loaded
     line = operand.tile.swizzle
     rate = timings.loaded_narrow if line <= NARROW else timings.loaded

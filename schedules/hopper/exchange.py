@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 
-from schedules.hopper.config import SUM_BYTES, WARPGROUP
+from schedules.hopper.config import SUM_BYTES, WARPGROUP, WARPS
 from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.ring import FILLS
 from schedules.tirx.cluster import in_block, wait_in_cluster
@@ -21,7 +21,6 @@ from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
 
 _VECTOR = 4  # sums that move at once
-WARPS = WARPGROUP // 32  # of a consumer
 _ARRIVE = """
 __device__ __forceinline__ void hopper_arrive_in_cluster(unsigned int barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");

@@ -1,9 +1,10 @@
 """Operand a by way of registers, where it does not lie in shared memory as wgmma takes it: float32 that is MN-major, as
-of TF32 wgmma takes only K-major tiles, and pixels of 16 bits in `lines`.
+of TF32 wgmma takes only K-major tiles, and pixels of 16 bits in `lines` or `images`.
 
 The consumers' threads read a stage's tile.  Lane l of warp w has rows 16 * w + l // 4 and the eighth below (PTX ISA,
-"Register Fragments for wgmma.mma_async").  What a row stands for is free, as long as the results agree: here the two
-rows are neighbours of the tile (`tile_row`), so that one read may bring both.
+"Register Fragments for wgmma.mma_async").  What a row stands for is free, as long as the results agree: where one read
+brings both, the two rows are neighbours of the tile (`tile_row`); else lanes read what lies closer together, which
+spreads better over the banks.
 
 The registers of a stage are SETS parts: while wgmma multiplies one, the next is read.
 """
@@ -11,8 +12,8 @@ The registers of a stage are SETS parts: while wgmma multiplies one, the next is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -20,6 +21,7 @@ from tvm.script import tirx as T
 
 from schedules.hopper.config import K_BYTES, ROWS
 from schedules.hopper.geometry import Member, Operand
+from schedules.hopper.images import Images
 from schedules.hopper.instructions import FRAGMENT
 from schedules.hopper.lines import Lines, beyond
 from schedules.hopper.shared import SharedTile
@@ -44,7 +46,8 @@ __device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& 
 # of two rows the channels k, k + 1, k + 8, k + 9; a register has two channels of a row, in the order of bytes given
 _ONE_BY_ONE = """
 __device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2,
-    unsigned int& a3, unsigned int upper, unsigned int lower, unsigned int upper_order, unsigned int lower_order) {{
+    unsigned int& a3, unsigned int upper, unsigned int lower, unsigned int upper_order, unsigned int lower_order,
+    unsigned int upper_order_8, unsigned int lower_order_8) {{
   unsigned int u0, u1, u8, u9, v0, v1, v8, v9;
   asm volatile("ld.shared.u16 %0, [%1];" : "=r"(u0) : "r"(upper));
   asm volatile("ld.shared.u16 %0, [%1+{0}];" : "=r"(u1) : "r"(upper));
@@ -55,7 +58,7 @@ __device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned 
   asm volatile("ld.shared.u16 %0, [%1+{1}];" : "=r"(v8) : "r"(lower));
   asm volatile("ld.shared.u16 %0, [%1+{2}];" : "=r"(v9) : "r"(lower));
   a0 = __byte_perm(u0, u1, upper_order); a1 = __byte_perm(v0, v1, lower_order);
-  a2 = __byte_perm(u8, u9, upper_order); a3 = __byte_perm(v8, v9, lower_order);
+  a2 = __byte_perm(u8, u9, upper_order_8); a3 = __byte_perm(v8, v9, lower_order_8);
 }}
 """
 _INSIDE, _OUTSIDE = 0x5410, 0x3232  # both channels, or twice the upper half of the first, which is zero
@@ -72,6 +75,14 @@ __device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned 
   a2 = __byte_perm(w8, w9, 0x5410); a3 = __byte_perm(w8, w9, 0x7632);
 }}
 """
+# the same where channels may be none: of the first eight of a step, and the others, all bits or no bits of them
+_PAIRED_PART = """
+__device__ __forceinline__ void hopper_line_fragment_part(unsigned int& a0, unsigned int& a1, unsigned int& a2,
+    unsigned int& a3, unsigned int rows, unsigned int bits, unsigned int bits_8) {{
+  hopper_line_fragment(a0, a1, a2, a3, rows);
+  a0 &= bits; a1 &= bits; a2 &= bits_8; a3 &= bits_8;
+}}
+"""
 
 
 def tile_row(lane: Expr, below: int) -> Expr:
@@ -81,7 +92,7 @@ def tile_row(lane: Expr, below: int) -> Expr:
 
 def row_of(operand: Operand, lane: Expr, below: int) -> Expr:
     """The tile's row, of the sixteen of a warp, whose sums stand in row lane // 4 + `below` (0 or 8) of a fragment."""
-    return tile_row(lane, below) if operand.by_registers else T.truncdiv(lane, 4) + below
+    return tile_row(lane, below) if operand.pairs_rows else T.truncdiv(lane, 4) + below
 
 
 def reduction_at(position: int) -> int:
@@ -120,16 +131,17 @@ class Fragments(ABC):
         """Go to the tile that begins with output pixel number `position`, where its pixels lie in lines."""
 
     @abstractmethod
-    def begin_stage(self, start: Expr, ry: Index) -> None:
-        """Go to the stage `start` bytes into the memory, of row `ry` of the kernel, if the stage has its taps."""
+    def begin_stage(self, start: Expr, ry: Index, chunk: Expr) -> None:
+        """Go to the stage `start` bytes into the memory, of a chunk of the channels and of row `ry` of the kernel, if
+        the stage has its taps."""
 
     @abstractmethod
-    def begin_product(self, number: int) -> None:
-        """Go to what the stage's product number `number` takes."""
+    def begin_product(self, number: Any) -> None:
+        """Go to what the stage's product number `number` takes, or its tap number `number` along the kernel's row."""
 
     @abstractmethod
-    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
-        """Fill the registers of `steps` from the stage."""
+    def read(self, memory: Buffer, step: int, m: int) -> None:
+        """Fill the registers for a step and a block of rows from the stage."""
 
 
 @dataclass
@@ -167,46 +179,82 @@ class Tf32Fragments(Fragments):
     def begin_product(self, number: int) -> None:
         """All products take the same."""
 
-    def begin_stage(self, start: Expr, ry: Index) -> None:
+    def begin_stage(self, start: Expr, ry: Index, chunk: Expr) -> None:
         start = named("begin", start)
         self.at = [address + start for address in self.addresses]
 
-    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
-        for step in steps:
-            for m in range(self.blocks_m):
-                apart = step * GROUP * _LINE + m * self.tile.row_offset(ROWS)
-                registers = self.of(memory, step, m)
-                at = [address + apart for address in self.at]
-                T.evaluate(T.cuda.func_call("hopper_fragment", *registers, *at, source_code=_READ))
+    def read(self, memory: Buffer, step: int, m: int) -> None:
+        apart = step * GROUP * _LINE + m * self.tile.row_offset(ROWS)
+        at = [address + apart for address in self.at]
+        T.evaluate(T.cuda.func_call("hopper_fragment", *self.of(memory, step, m), *at, source_code=_READ))
 
 
 @dataclass
-class LineFragments(Fragments):
-    """Of pixels that lie in `lines`, of 16 bits: those of neighbouring rows are read at once where they share an
+class PixelFragments(Fragments):
+    """Of pixels of 16 bits that lie side by side: those of neighbouring rows are read at once where they share an
     aligned word."""
 
-    lines: Lines
+    source: Lines | Images
     memory: int | Expr = 0  # where the first stage begins
     rows: list[Expr] = field(default_factory=list)  # of the tile, which the thread reads
     channel: int | Expr = 0  # bytes to the first channel that it reads
-    places: list[Expr] = field(default_factory=list)  # of these rows' pixels, were there no tap and one stage
-    pixels: list[tuple[Expr, Expr, Expr]] = field(default_factory=list)  # their line, and pixel (y, x) of it
-    at: list[Expr] = field(default_factory=list)  # what the present stage's first tap looks at there
-    y: list[Expr] = field(default_factory=list)  # and its row of the image
-    moved: int = 0  # bytes from there to what the present product takes
+    at: list[Expr] = field(default_factory=list)  # of each row what the present product takes
     orders: list[Expr] = field(default_factory=list)  # of bytes, of its rows
+
+    @property
+    @abstractmethod
+    def pitch(self) -> int:
+        """Elements from channel to channel."""
 
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         self.memory = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
-        self.channel = T.truncmod(member.lane, 4) * (2 * self.lines.pitch * HALF)
+        self.channel = T.truncmod(member.lane, 4) * (2 * self.pitch * HALF)
         self.rows = [
-            first + m * ROWS + member.warp * 16 + tile_row(member.lane, below)
-            for m in range(self.blocks_m)
-            for below in ((0,) if self.lines.paired else (0, 8))
+            first + m * ROWS + member.warp * 16 + row for m in range(self.blocks_m) for row in self._rows(member.lane)
         ]
 
+    def _rows(self, lane: Expr) -> list[Expr]:
+        """Of the sixteen of a warp, those that the thread reads, of neighbours that share a word the first."""
+        return [tile_row(lane, 0)] if self.source.paired else [T.truncdiv(lane, 4) + below for below in (0, 8)]
+
+    def there(self, channel: int) -> Expr | None:
+        """Whether the stage has eight channels from number `channel` on; None if it always has."""
+        return None
+
+    def read(self, memory: Buffer, step: int, m: int) -> None:
+        pitch = self.pitch * HALF
+        both = [self.there(step * 16 + first) for first in (0, 8)]
+        more = T.uint32(step * 16 * pitch)
+        name, source = "hopper_line_fragment", _PAIRED if self.source.paired else _ONE_BY_ONE
+        source = source.format(pitch, 8 * pitch, 9 * pitch)
+        if self.source.paired:
+            call = [self.at[m] + more]
+            if both[0] is not None:
+                name, source = f"{name}_part", source + _PAIRED_PART.format()
+                call += [T.Select(there, T.uint32(0xFFFFFFFF), T.uint32(0)) for there in both]
+        else:
+            call = [at + more for at in self.at[2 * m : 2 * m + 2]]
+            for there, order in product(both, self.orders[2 * m : 2 * m + 2]):
+                call.append(order if there is None else T.Select(there, order, T.uint32(_OUTSIDE)))
+        T.evaluate(T.cuda.func_call(name, *self.of(memory, step, m), *call, source_code=source))
+
+
+@dataclass
+class LineFragments(PixelFragments):
+    """Of pixels that lie in lines."""
+
+    source: Lines
+    places: list[Expr] = field(default_factory=list)  # of rows' pixels, were there no tap and one stage
+    pixels: list[tuple[Expr, Expr, Expr]] = field(default_factory=list)  # their line, and pixel (y, x) of it
+    starts: list[Expr] = field(default_factory=list)  # what the present stage's first tap looks at there
+    y: list[Expr] = field(default_factory=list)  # and its row of the image
+
+    @property
+    def pitch(self) -> int:
+        return self.source.pitch
+
     def begin_tile(self, position: Any) -> None:
-        lines = self.lines
+        lines = self.source
         line_0, _, before = (named("start", value) for value in lines.start(position))
         self.places, self.pixels = [], []
         for row in self.rows:
@@ -217,40 +265,63 @@ class LineFragments(Fragments):
             y, x = T.truncdiv(pixel, lines.problem.out_w), T.truncmod(pixel, lines.problem.out_w)
             self.pixels.append((line, named("y", y), named("x", x)) if lines.padded else (line, pixel, pixel))
 
-    def begin_stage(self, start: Expr, ry: Index) -> None:
-        lines, start = self.lines, named("begin", start)
-        self.at, self.y = [], []
+    def begin_stage(self, start: Expr, ry: Index, chunk: Expr) -> None:
+        lines, start = self.source, named("begin", start)
+        self.starts, self.y = [], []
         for place, (line, y, _) in zip(self.places, self.pixels, strict=True):
             at = place + start + beyond(lines.begin(line, ry)) * HALF
-            self.at.append(named("from_row", T.Cast("uint32", at)))
+            self.starts.append(named("from_row", T.Cast("uint32", at)))
             self.y.append(named("y", y * lines.problem.stride[0] + lines.row(line, ry)))
 
     def begin_product(self, number: int) -> None:
-        p, moved = self.lines.problem, number * self.lines.problem.dilation[1]
-        self.moved, self.orders = moved * HALF, []
+        p, moved = self.source.problem, number * self.source.problem.dilation[1]
+        self.at, self.orders = [start + T.uint32(moved * HALF) for start in self.starts], []
         for y, (_, _, x) in zip(self.y, self.pixels, strict=True):
-            if not self.lines.padded:
+            if not self.source.padded:
                 self.orders.append(T.uint32(_INSIDE))
                 continue
             x = x * p.stride[1] + (moved - p.pad[1])
             inside = tirx.all(y >= 0, y < p.h, x >= 0, x < p.w)
             self.orders.append(named("order", T.Select(inside, T.uint32(_INSIDE), T.uint32(_OUTSIDE))))
 
-    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
-        pitch = self.lines.pitch * HALF
-        apart = [pitch, 8 * pitch, 9 * pitch]
-        for step in steps:
-            for m in range(self.blocks_m):
-                registers = self.of(memory, step, m)
-                more = T.uint32(step * 16 * pitch + self.moved)
-                if self.lines.paired:
-                    call, source = [self.at[m] + more], _PAIRED
-                else:
-                    call = [at + more for at in self.at[2 * m : 2 * m + 2]] + self.orders[2 * m : 2 * m + 2]
-                    source = _ONE_BY_ONE
-                T.evaluate(
-                    T.cuda.func_call("hopper_line_fragment", *registers, *call, source_code=source.format(*apart))
-                )
+
+@dataclass
+class ImageFragments(PixelFragments):
+    """Of pixels of whole images, the same for all tiles."""
+
+    source: Images
+    places: list[Expr] = field(default_factory=list)  # of rows' pixels in the first stage
+    left: Index = 0  # channels of the present stage
+
+    @property
+    def pitch(self) -> int:
+        return self.source.plane
+
+    def locate(self, rows: Pointer, first: Index, member: Member) -> None:
+        super().locate(rows, first, member)
+        images, p = self.source, self.source.problem
+        for row in self.rows:
+            # rows beyond the last image, whose sums no one wants, are pixels of it
+            last = images.images * images.outputs - (2 if images.paired else 1)
+            row = named("row", tirx.min(row, last))
+            image, pixel = T.truncdiv(row, images.outputs), T.truncmod(row, images.outputs)
+            y, x = T.truncdiv(pixel, p.out_w) * p.stride[0], T.truncmod(pixel, p.out_w) * p.stride[1]
+            at = image * images.image + y * p.w + x
+            self.places.append(kept("place", self.memory + self.channel + at * HALF))
+
+    def begin_tile(self, position: Any) -> None:
+        """All tiles lie alike."""
+
+    def begin_stage(self, start: Expr, ry: Index, chunk: Expr) -> None:
+        start = named("begin", start)
+        self.at = [named("from_image", T.Cast("uint32", place + start)) for place in self.places]
+        self.orders, self.left = [T.uint32(_INSIDE)] * len(self.at), self.source.left(chunk)
+
+    def begin_product(self, number: int) -> None:
+        """There is one."""
+
+    def there(self, channel: int) -> Expr | None:
+        return channel < self.left if self.source.ragged else None
 
 
 def fragments_of(operand: Operand, blocks_m: int) -> Fragments | None:
@@ -260,4 +331,6 @@ def fragments_of(operand: Operand, blocks_m: int) -> Fragments | None:
     steps = operand.tile.k * operand.tile.item // K_BYTES
     if isinstance(operand.source, Lines):
         return LineFragments(steps, blocks_m, operand.source)
+    if isinstance(operand.source, Images):
+        return ImageFragments(steps, blocks_m, operand.source)
     return Tf32Fragments(steps, blocks_m, operand.tile)

@@ -19,6 +19,7 @@ from schedules.hopper.config import (
     WARPGROUP,
     HopperConfig,
 )
+from schedules.hopper.images import Images
 from schedules.hopper.lines import Lines
 from schedules.hopper.shared import (
     BlockStaging,
@@ -84,8 +85,8 @@ class Load:
 @dataclass(frozen=True)
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them; or the lines
-    that operand a's rows lie in, or spans of positions, which threads copy; or boxes beside the stages, which threads
-    turn.
+    that operand a's rows lie in, or spans of positions, which threads copy; or whole images, by bulk copies; or boxes
+    beside the stages, which threads turn.
 
     No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
     reduction of an MN-major one, which are zeros.
@@ -94,12 +95,17 @@ class Operand:
     """
 
     tile: SharedTile
-    source: TensorMap | Lines | Spans | TurnedData
+    source: TensorMap | Lines | Images | Spans | TurnedData
     count: int = 1
     by_registers: bool = False
     spare: int = 0
     spare_k: int = 0
     addends: int = 1
+
+    @property
+    def pairs_rows(self) -> bool:
+        """Whether a thread reads two neighbouring rows at once, whose sums it then has."""
+        return self.by_registers and not (isinstance(self.source, Lines | Images) and not self.source.paired)
 
     @property
     def copied(self) -> bool:
@@ -203,6 +209,11 @@ class Output:
     dtype: str
     staging: Staging | LineStaging | RunStaging | BlockStaging | SlotStaging | PlaneStaging | StripStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether a thread has results leave, which must not end before they have been read."""
+        return isinstance(self.target, TensorMap) or isinstance(self.staging, PlaneStaging)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""Results of all parts of a tile that leave together, by ordinary stores of whole vectors.
+"""Results of all parts of a tile that leave together.
 
-By planes: where the tile has all of an image's results, whose channels then follow each other as in the tensor.  By
-strips: where planes are larger, and tiles overlap so that whole sectors of L2 are written.
+By planes: where the tile has all of an image's results, whose channels then follow each other as in the tensor, so that
+a bulk copy takes them.  By strips: where planes are larger, and tiles overlap so that ordinary stores write whole
+sectors of L2.
+
+Source: PTX ISA, "cp.async.bulk".
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import row_of
 from schedules.hopper.shared import SECTOR, UNIT, PlaneStaging, StripStaging
-from schedules.hopper.stores import COPY_PART, PUT, PUT_APART, VECTORS, Stores, barrier, copy_vector
+from schedules.hopper.stores import COPY_PART, PUT, PUT_APART, VECTORS, Stores, barrier
 from schedules.tirx.types import Buffer, Expr, Pointer
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_16
 
 ITEM = 2  # bytes of a result of 16 bits
 _TOGETHER = 8  # named barrier of all consumers
+_STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 
 @dataclass
 class JoinedStores(Stores):
-    """Results leave by ordinary stores of whole vectors: threads of all parts of a tile store what all of these
-    wrote."""
+    """Results that leave when all parts of a tile have written theirs."""
 
     memory: Buffer
 
@@ -63,7 +66,7 @@ class JoinedStores(Stores):
 
 @dataclass
 class PlaneStores(JoinedStores):
-    """A whole image's results of all columns side by side."""
+    """A whole image's results of all columns side by side, which one thread has leave."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,30 +78,45 @@ class PlaneStores(JoinedStores):
         ]
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        plane = self.staging.plane
+        plane, dtype = self.staging.plane, self.work.output.dtype
+        if self.work.a.pairs_rows and plane % 2 == 0:  # the rows' results share a word
+            slot, there = self.rows[2 * m]
+            for half, j in product(range(2), range(2)):
+                word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
+                target = self._at((self.left + (pair * 16 + half * 8 + j)) * plane + slot)
+                call = "hopper_put_two", word, target, T.Select(there, T.int32(2), T.int32(0))
+                T.evaluate(T.cuda.func_call(*call, source_code=PUT["hopper_put_two"]))
+            return
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
-            word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
+            word = pack_16(dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
             target = self._at((self.left + (pair * 16 + half * 8)) * plane + slot)
             name, source = f"hopper_put_apart_{plane}", PUT_APART.format(plane)
             T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
 
+    def before(self) -> None:
+        with T.If(self.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        super().before()
+
+    def written(self) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        super().before()
+
     def store(self, first: int) -> None:
-        staging, vector = self.staging, UNIT // ITEM
-        vectors = staging.image // vector  # of an image
-        threads = self.parts * WARPGROUP
+        staging = self.staging
         begin, apart, images = self.work.planes_at(self.place)
         column = self.begin + first * staging.width
         channel, _ = self.work.column_start(self.place, self.member.part, column)
         start = named("start", begin + channel)
-        inside = named("elements", apart - channel)  # of an image, from the first column on
-        with T.serial(-(-staging.images * vectors // threads)) as turn:
-            at = named("at", turn * threads + self.thread)
-            image = named("image", T.truncdiv(at, vectors))
-            element = named("element", (at - image * vectors) * vector)
-            with T.If(tirx.all(image < staging.images, image < images, element < inside)), T.Then():
-                to = self.output.ptr_to([start + image * apart + element])
-                copy_vector(UNIT, to, self._at(image * staging.image + element))
+        # of an image, from the first column on
+        inside = named("elements", tirx.max(0, tirx.min(apart - channel, staging.image)))
+        nbytes = T.Cast("uint32", inside * ITEM)
+        with T.If(tirx.all(self.thread == 0, inside > 0)), T.Then():
+            with T.serial(staging.images, unroll=False) as image, T.If(image < images), T.Then():
+                to = self.output.ptr_to([start + image * apart])
+                T.evaluate(T.ptx[_STORE](to, self._at(image * staging.image), nbytes))
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
 
 @dataclass

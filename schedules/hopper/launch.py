@@ -12,6 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
+from schedules.hopper.images import Images
 from schedules.hopper.lines import Lines
 from schedules.hopper.residual import Arrivals
 from schedules.hopper.ring import FILLS, readers, writers
@@ -57,7 +58,7 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
     names = [] if work.added else [term.name for term in work.epilogue.of_axis("element")]
-    if isinstance(work.a.source, Lines | Spans):
+    if isinstance(work.a.source, Lines | Spans | Images):
         names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
         names.append("output")

@@ -11,6 +11,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from schedules.hopper.geometry import ClusterPlace, Load, Operand, Taps, Work
+from schedules.hopper.images import Images
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import Maps, SharedMemory
 from schedules.hopper.lines import Lines
@@ -120,9 +121,11 @@ class Producer:
 
     def load_boxes(self, place: Any, tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
         """Have TMA fill the stage."""
-        self.ring.expect(self.expected(tile))
+        self.ring.expect(self.expected(tile, chunk))
         if isinstance(self.work.a.source, TensorMap):
             self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
+        if isinstance(self.work.a.source, Images):
+            self.load_images(self.work.a.source, place, chunk)
         self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
 
     def load_residual(self, place: Any, tile: Expr) -> None:
@@ -155,9 +158,12 @@ class Producer:
         lines.copy(source, position, row, chunk, self.memory.stages, self.ring.start, self.thread)
         T.evaluate(T.ptx[_COPIED](self.ring.arrived))
 
-    def expected(self, tile: Expr) -> Index:
-        """Bytes that TMA brings into a stage."""
-        a = self.work.a.loaded if isinstance(self.work.a.source, TensorMap) else 0  # else it arrives elsewhere
+    def expected(self, tile: Expr, chunk: Expr) -> Index:
+        """Bytes that TMA brings into a stage of a chunk of the channels."""
+        source = self.work.a.source
+        a: Index = self.work.a.loaded if isinstance(source, TensorMap) else 0  # else it arrives elsewhere
+        if isinstance(source, Images):
+            a = source.nbytes_of(source.left(chunk))
         both = a + self.work.b.loaded
         return T.Select(self.is_first(tile), both, a) if self.work.config.stationary else both
 
@@ -167,10 +173,21 @@ class Producer:
 
     def load_a(self, loads: Sequence[Load]) -> None:
         """Fill the stage's part of operand a, of all blocks of this one's row of the cluster."""
+        self.work.a.check_loads(loads, self.work.config.cluster_n)
+        self._load(self.work.a, self.maps.a, loads, self.memory.stages, self.ring.start, self.row_mask)
+
+    @property
+    def row_mask(self) -> Expr | None:
+        """The blocks that share this one's operand a."""
         n = self.work.config.cluster_n
-        mask = row_mask(n, self.at.first + self.at.rank_m * n)
-        self.work.a.check_loads(loads, n)
-        self._load(self.work.a, self.maps.a, loads, self.memory.stages, self.ring.start, mask)
+        return row_mask(n, self.at.first + self.at.rank_m * n)
+
+    def load_images(self, images: Images, place: Any, chunk: Expr) -> None:
+        """The same of whole images."""
+        part = self.at.rank_n, self.work.config.cluster_n
+        source, memory = self.tensors[f"flat {images.tensor}"], self.memory.stages
+        first = T.truncdiv(self.work.position_at(place), images.outputs)
+        images.load(source, first, chunk, memory, self.ring.start, self.ring.arrived, part, self.row_mask)
 
     def load_b(self, loads: Sequence[Load], tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
         """Fill the stage's part of operand b, of all blocks of this one's column of the cluster; where it stays, with

@@ -71,6 +71,7 @@ class Products:
         self.sums = self.multiplied = _registers("sums", self.count * work.outputs + kept, self.multiply.accumulator)
         if self.config.promoted:
             self.multiplied = _registers("sums_of_stage", self.count, self.multiply.accumulator)
+        assert bool(self.fragments) == self.config.by_threads
         if self.fragments:
             self.a = _registers("fragments", self.fragments.registers, "uint32")
             self.fragments.locate(ring.memory.ptr_to([0]), consumer_m * self.config.rows, member)
@@ -113,6 +114,10 @@ class Products:
         number = self.at.rank_k + step * self.config.split_k
         return named("ry", T.truncdiv(number, self.work.kernel[1] * self.work.chunks))
 
+    def _chunk_of_channels(self, step: Expr) -> Expr:
+        """The same for the channels."""
+        return T.truncmod(self.at.rank_k + step * self.config.split_k, self.work.chunks)
+
     def promote_stage(self, step: Expr, release: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile, which `release` frees, and add its sums up: to nearest,
         where tensor cores cut off towards zero."""
@@ -143,7 +148,7 @@ class Products:
         """Multiply the ring's stage, number `step` of a tile, `of_chunk` of those that take a turned chunk;
         `release_last` frees the one before, once it is read."""
         if self.fragments:
-            self.fragments.begin_stage(self.ring.start, self._kernel_row(step))
+            self.fragments.begin_stage(self.ring.start, self._kernel_row(step), self._chunk_of_channels(step))
         if self.slots:
             turned = self.work.a.turned
             assert turned
@@ -153,7 +158,8 @@ class Products:
             if self.fragments:
                 if steps.start == 0:
                     self.fragments.begin_product(products.start)
-                self.fragments.read(self.a, steps)
+                for each in product(steps, range(self.blocks_m)):
+                    self.fragments.read(self.a, *each)
             T.evaluate(T.ptx.wgmma.fence.sync.aligned())
             self._multiply(products, steps, step)
             T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())

@@ -27,7 +27,6 @@ from schedules.hopper.launch import (
 )
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import multiply_of
-from schedules.hopper.shared import TensorMap
 from schedules.hopper.turning import FIRST_TURNER, LOADER, turner_of
 from schedules.hopper.warm import warm
 from schedules.lowering.annotations import TIRX
@@ -56,7 +55,7 @@ def program(
     assert config.shares  # the config is legal
     producer_registers, consumer_registers = config.shares
     accumulator = multiply_of(work).accumulator
-    stored_by_tma = isinstance(work.output.target, TensorMap)
+    stored_by_tma = work.output.by_tma
     turned = work.a.turned is not None
     filled = {argument.name for argument in work.workspace}  # by the kernel before; what that one reads was there
     dependent = bool(filled)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 
-from schedules.hopper.config import HopperConfig
-from schedules.hopper.exchange import WARPS
+from schedules.hopper.config import WARPS, HopperConfig
 from schedules.hopper.geometry import Added, Member
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT, LineStaging

@@ -369,7 +369,7 @@ class SlotStores(Stores):
         self.first, self.last = named("first_result", first), named("last_result", last)
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
         # where all rows are stored they wait in their order, and where they are stored one by one
-        in_order = (not self.target.ragged or self.target.vector == 1) and not self.work.a.by_registers
+        in_order = (not self.target.ragged or self.target.vector == 1) and not self.work.a.pairs_rows
         self.whole = in_order and self.staging.item == 2  # which stmatrix turns
         self.rows = []
         for m, below in () if self.whole else product(range(self.staging.rows // ROWS), (0, 8)):
@@ -396,7 +396,7 @@ class SlotStores(Stores):
             at = (self.left + pair * 16 + column) * pitch + slot
             return self.memory.ptr_to([self.start + at * self.staging.item])
 
-        if self.work.a.by_registers:  # rows are neighbours, and so are their slots
+        if self.work.a.pairs_rows:  # rows are neighbours, and so are their slots
             slot, there = self.rows[2 * m]
             for half, j in product(range(2), range(2)):
                 word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])

@@ -177,7 +177,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     spill = turns * busy * threads * lacking * 8 * steps * np.ceil(block_k / 16) / SPILLED / 1000
     latency = turns * steps / kernel_rows * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
-    finish = finish * outputs + (of_cluster > 1) * device.timings.exchange / 1000
+    finish = finish * outputs + (of_cluster > 1) * turns * device.timings.exchange / 1000  # of each tile
     moves = phases - 1 + columns.get("phases", 0.0) * (p.kw - 1)  # of all sums
     finish = finish + turns * busy * tile_m * tile_n * moves * device.timings.moved / 1000
     if "tile_h" in columns.fields and p.output_axes[-1] == "x":  # sums leave as they lie, in parts of sectors
@@ -190,7 +190,9 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         copied = np.where((copied > 0) | (phases > 1), copied, padded)
     copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
     ones = np.ones(columns.count)
-    ends = _ends(p, columns, reached, pixel) * channel * turns * busy * END / 1000
+    parted = not getattr(spec.config, "whole_images", False)
+    # blocks that share a tile's reduction store a part of its channels each
+    ends = parted * _ends(p, columns, reached, pixel) * channel / of_cluster * turns * busy * END / 1000
     parts = {
         "multiply": multiply,
         "l2": l2,
@@ -223,7 +225,8 @@ def by_pairs(of: Callable[[int, int], tuple[int, int] | int | None], first: Arra
     """What `of` says of each row of both columns, a number or two as two columns, infinity where that is None; of equal
     rows once."""
     rows, number = distinct(first, second)
-    return np.array([of(a, b) or (math.inf, math.inf) for a, b in rows])[number]
+    found = (of(a, b) for a, b in rows)
+    return np.array([(math.inf, math.inf) if each is None else each for each in found])[number]
 
 
 def distinct(*columns: Array) -> tuple[list[tuple[int, ...]], Array]:

@@ -80,7 +80,7 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
         fields |= dict(n=8, ci=32, co=32, dtype="float32")
     if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
         fields |= dict(w=8, filter_layout="hwoi")
-    if spec.name == "tma_wgmma_slabs":
+    if spec.name in ("tma_wgmma_slabs", "tma_wgmma_images"):
         fields |= dict(kh=1, kw=1, pad=0)
     return problem_of(found.name, **fields)
 

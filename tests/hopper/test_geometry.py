@@ -57,7 +57,7 @@ def test_loads_fill_a_stage_once(work_of: WorkOf, name: str) -> None:
         (work.a, work.config.cluster_n, work.loads_a),
         (work.b, work.config.cluster_m, work.loads_b),
     ):
-        if operand.copied or operand.turned:
+        if not isinstance(operand.source, TensorMap):
             continue
         tile = operand.tile
         at = np.arange(operand.nbytes) % tile.nbytes

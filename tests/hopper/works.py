@@ -96,6 +96,14 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(stride=1),
         dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120),
     ),
+    "images as they lie": (
+        "conv2d_nchw", "tma_wgmma_images", NHWC | dict(n=5, kh=1, kw=1, pad=0, co=72),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=32),
+    ),
+    "images as they lie, clusters": (
+        "conv2d_nchw", "tma_wgmma_images", NHWC | dict(n=9, h=7, w=5, kh=1, kw=1, stride=1, pad=0, co=72),
+        dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120),
+    ),
     "slabs of pixels": (
         "conv2d_nchw", "tma_wgmma_slabs", NCHW | dict(kh=1, kw=1, pad=0),
         PLAIN | dict(block_m=128, block_n=32, block_k=32),

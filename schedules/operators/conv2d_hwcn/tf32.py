@@ -57,6 +57,7 @@ class Tf32Config(PixelConfig):
     """Tiles of (batch, output channels, input channels)."""
 
     dtypes: ClassVar[tuple[str, ...]] = (DTYPE,)
+    by_threads = True
 
     block_k: int = 32
 

@@ -193,13 +193,15 @@ class PositionWork(FilterWork[PositionPlace]):
     """The same in tiles of `positions` of its output."""
 
     in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
+    most_images: ClassVar[int] = 0  # whole images of a tile at most, if tiles are made of nothing else
 
     def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
         super().__init__(p, config, taps)
         self.positions = positions
         self.images, self.tiles_of_image, self.step = 0, 0, config.block_m
-        if isinstance(config, SectorsConfig) and config.whole_sectors:
-            self.images = config.block_m // positions.of_image  # that are whole in a tile, or 0
+        if isinstance(config, SectorsConfig) and config.whole_sectors or self.most_images:
+            # that are whole in a tile, or 0
+            self.images = min(config.block_m // positions.of_image, self.most_images or config.block_m)
             self.step = (
                 self.images * positions.of_image
                 or (config.block_m - positions.overlap) // SECTOR_RESULTS * SECTOR_RESULTS
@@ -220,7 +222,8 @@ class PositionWork(FilterWork[PositionPlace]):
         if self.images:
             plane = p.out_h * p.out_w
             planes = PlaneStaging(config.rows, columns, item, columns, self.images, plane, config.parts)
-            return Output(p.dtype, in_passes(planes), Slots("output", p.pixels * p.co, most, ragged=False))
+            planes = planes if self.most_images else in_passes(planes)
+            return Output(p.dtype, planes, Slots("output", p.pixels * p.co, most, ragged=False))
         if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % most == 0:
             boxes = staging_for(config.rows, columns, item, LINE // item)
             box, line = (boxes.width, boxes.rows), boxes.swizzle

@@ -38,6 +38,7 @@ from schedules.tirx.types import Expr, Index
 class TmaWgmmaLinesConfig(SectorsConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
+    by_threads = True
     k_steps = (2, 4, 8)  # two sets of fragments take turns
     registers = COPYING
 

@@ -1,0 +1,134 @@
+"""NCHW convolution of whole images as they lie: what it is made of, what it refuses, and whether it is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
+from tests.conftest import problem_of
+from tests.hopper_kernels import (
+    assert_correct_on,
+    assert_emulated,
+    assert_producer_fits,
+    assert_well_made,
+)
+
+NAME = "tma_wgmma_images"
+WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=1, kw=1)
+SHAPES: dict[str, dict[str, Any]] = {
+    "neighbours share words": dict(n=5, h=6, w=7, ci=64, co=48, bias=True),
+    "odd images": dict(n=3, h=7, w=7, ci=32, co=72, bias=True, residual=True),
+    "part of a chunk, words": dict(n=3, h=6, w=7, ci=40, co=48),
+    "part of a chunk, odd": dict(n=3, h=5, w=7, ci=56, co=24, activation="relu"),
+    "pixels left out": dict(n=2, h=14, w=14, ci=32, co=48, stride=2, activation="relu"),
+    "odd strides": dict(n=3, h=11, w=10, ci=16, co=24, stride="2,3", residual=True),
+    "an image that fills a tile": dict(n=3, h=8, w=16, ci=40, co=40, residual=True),
+    "more images than a tile has copies": dict(n=40, h=2, w=2, ci=32, co=32),
+    "packed": dict(n=2, h=9, w=8, ci=16, co=24, filter_layout="hwoi"),
+    "bfloat16": dict(n=3, h=5, w=9, ci=16, co=24, dtype="bfloat16", bias=True, residual=True),
+}
+SMALL = dict(
+    block_m=128, block_n=32, block_k=32, num_stages=2, consumers=2, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
+    split_k=1, ping_pong=False, stationary=False,
+)  # fmt: skip
+CONFIGS: list[dict[str, Any]] = [
+    SMALL | dict(block_m=256, cluster_m=2, grid=4),
+    SMALL | dict(block_m=64, block_n=48, block_k=64, consumers=1),
+    SMALL | dict(block_m=64, consumers=1, split_k=2, grid=4),
+    SMALL | dict(block_m=64, ping_pong=True, num_stages=3),
+    SMALL | dict(block_m=64, block_n=64, consumers=1, blocks_sm=2, grid=4, stationary=True),
+    SMALL | dict(block_m=384, block_n=16, consumers=3),
+    SMALL | dict(cluster_n=2, cluster_m=2, grid=8),
+    SMALL | dict(cluster_n=4, block_n=16, grid=8),
+]
+ODD = dict(n=9, h=7, w=5, ci=40, co=88, bias=True)
+
+
+@pytest.fixture(params=SHAPES)
+def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(dtype="float16", kh=1, kw=1) | SHAPES[request.param]
+
+
+def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nchw", fields, SMALL, NAME)
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nchw", dict(dtype="float16", kh=1, kw=1) | ODD, words, NAME)
+
+
+def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
+    words = SMALL | dict(block_m=256, block_n=64, num_stages=4, grid=0)
+    built = build(problem_of("conv2d_nchw", **WORK, dtype="float16"), sm_90a, NAME, words)
+    found = assert_well_made(built, "HGMMA")
+    assert_producer_fits(built)
+    # images come and go by bulk copies, pixels are read as they lie, two of them in a word
+    assert len(built.resources) == 1 and built.resources[0].stack == 0
+    assert found["UBLKCP"] and found["UBLKST"] and "ld.shared.b32" in str(built.sources["cu"])
+    assert "ld.shared.u16" not in str(built.sources["cu"])
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, dtype="float16")
+    for words, reason in (
+        (dict(block_m=256, block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
+        (dict(), "block_m=128 is less than the 196 pixels of an output image"),
+        (dict(block_m=256, cluster_n=8, grid=8), "block_k=32 is not 8 blocks times a multiple of 8"),
+        (dict(block_m=256, split_k=2, grid=2), "split_k=2 parts; give consumers=1"),
+        (dict(block_m=256, block_k=16), "block_k=16 is not 32, 64 or 128"),
+        (dict(block_m=256, num_stages=40), "num_stages=40 needs"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem, sm_90a, SMALL | words)
+    for words, reason in (
+        (dict(ci=20), "ci=20 is not a multiple of 8, after which images begin at 16 bytes"),
+        (dict(co=20), "co=20 is not a multiple of 8, whose results are whole 16 bytes"),
+        (dict(h=20, w=20), "an output image has 400 pixels, a tile 384 at most"),
+        (dict(kh=3, pad="1,0"), "a kernel of 3x1, pad=\\(1, 0\\) looks at more than a pixel"),
+        (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nchw", **dict(dtype="float16") | WORK | words), sm_90a)
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem, parse_arch("sm_80"))
+
+
+def test_results_wait_in_what_memory_stages_leave(sm_90a: Arch) -> None:
+    """All columns at once where there is room, else in passes of a part of them."""
+    spec = operator("conv2d_nchw").schedule(NAME)
+    problem = problem_of("conv2d_nchw", **WORK | dict(h=19, w=19), dtype="float16")
+    widths = []
+    for stages in (2, 6):
+        words = SMALL | dict(block_m=384, block_n=96, consumers=3, num_stages=stages)
+        widths.append(spec.config_for(problem, sm_90a, words).work(problem).output.staging.width)
+    assert widths == [96, 48]
+
+
+def test_what_the_choice_is_told_is_what_tiles_have(sm_90a: Arch) -> None:
+    spec = operator("conv2d_nchw").schedule(NAME)
+    problem = problem_of("conv2d_nchw", **WORK | dict(n=9, h=9, w=9), dtype="float16")
+    for words in (SMALL, SMALL | dict(block_m=256, block_k=64), SMALL | dict(block_m=64, cluster_m=2)):
+        if words["block_m"] < 81:
+            assert spec.boxes(problem, words["block_m"], 2, False) is None
+            continue
+        work = spec.config_for(problem, sm_90a, words).work(problem)
+        assert spec.stage_bytes(problem, words["block_m"], words["block_k"]) == work.a.nbytes
+        assert spec.boxes(problem, words["block_m"], words["cluster_m"], False) * work.columns == work.clusters
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(h=7, w=7), dict(h=19, w=19), dict(h=13, w=9, stride=2)], ids=str)
+def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
+    problem, spec = problem_of("conv2d_nchw", dtype="float16", **WORK | fields), operator("conv2d_nchw").schedule(NAME)
+    assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
+def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
