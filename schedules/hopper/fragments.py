@@ -136,8 +136,8 @@ class Fragments(ABC):
         the stage has its taps."""
 
     @abstractmethod
-    def begin_product(self, number: Any) -> None:
-        """Go to what the stage's product number `number` takes, or its tap number `number` along the kernel's row."""
+    def begin_product(self, number: int) -> None:
+        """Go to what the stage's product number `number` takes."""
 
     @abstractmethod
     def read(self, memory: Buffer, step: int, m: int) -> None:

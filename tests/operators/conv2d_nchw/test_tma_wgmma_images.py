@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from schedules.build.builder import build
+from schedules.build.builder import Built, build
+from schedules.check.verify import emulated_runs, poisoned
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
-from tests.conftest import problem_of
+from tests.conftest import caught, problem_of
 from tests.hopper_kernels import (
     assert_correct_on,
     assert_emulated,
@@ -132,3 +134,46 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
 @pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
 def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
+
+
+@pytest.fixture(scope="module")
+def built(emulation: None) -> Built:
+    return build(
+        problem_of("conv2d_nchw", dtype="float16", kh=1, kw=1, **ODD),
+        parse_arch("sm_90a"),
+        NAME,
+        SMALL,
+        device_code=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(left * 210) + 2048", "(left * 210) + 1024"),  # multiplied before all has come
+        ('"=r"(u0) : "r"(upper)', '"=r"(u0) : "r"(lower)'),  # another row's pixel
+        ("__byte_perm(u8, u9, upper_order_8)", "__byte_perm(u8, u9, upper_order)"),
+        ("* 3080)) + (channel", "* 3082)) + (channel"),  # the next image's results lie elsewhere
+        ("  tvm_builtin_ptx_cp_async_bulk_wait_group_async_bulk_wait_group_read_0();\n", "\n"),  # written over
+    ],
+)
+def test_mutants_are_caught(built: Built, old: str, new: str) -> None:
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
+    assert old in source and caught(built, source.replace(old, new), arrays)
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+def test_channels_beyond_the_last_are_zeros(emulation: None, mutated: bool) -> None:
+    """And not what other images left in a stage: filters are zeros there, but infinity times zero is no number."""
+    problem: Any = problem_of("conv2d_nchw", dtype="float16", kh=1, kw=1, **ODD)
+    built = build(problem, parse_arch("sm_90a"), NAME, SMALL | dict(num_stages=3), device_code=False)
+    data, *others = built.operator.inputs(problem, np.random.default_rng(0))
+    expected = built.operator.reference(problem, [data, *others])[0].values[3:]
+    data[:3] = np.inf  # the images of a tile
+    source = str(built.sources["cu"])
+    assert "(uint)12850" in source  # takes zeros of a word
+    if mutated:
+        source = source.replace("(uint)12850", "(uint)21520")
+    found = [run([data, *others, *poisoned(problem)])[0][3:] for _, run in emulated_runs(built, source)]
+    right = [bool(np.allclose(each.astype("float64"), expected, atol=0.02)) for each in found]
+    assert all(right) != mutated
