@@ -30,7 +30,8 @@ OTHERS = 40  # registers of a thread beside its sums, about
 SPILLED = 25.0  # bytes of registers that a multiprocessor writes and reads in a nanosecond
 WARP = 32
 SECTOR = 32  # bytes of L2
-END = 6.0  # ns that a multiprocessor takes for a sector that it writes in part, which memory is read for
+END = 4.0  # ns that a multiprocessor takes for a sector that it writes in part, which memory is read for
+LONG = 24  # results of a plane, of fewer the sectors' other parts are of channels that are stored with it
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
 IMAGES = 16  # of a pixel, whose multiples copies have
@@ -211,14 +212,16 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
 
 def _ends(p: Any, columns: Columns, reached: Array, pixel: Array) -> Array | float:
     """Sectors that a tile of `reached` pixels, `pixel` of which are its own, writes in part of each output channel:
-    where its runs of pixels begin and end, which a consumer stores for itself."""
-    plane = p.out_h * p.out_w
-    if FILLED not in columns.fields or p.output_axes[-1] != "x" or plane * numpy_dtype(p.dtype).itemsize % SECTOR == 0:
+    where its runs of pixels begin and end, which a consumer stores for itself.  Of planes of a part of a sector's
+    length some begin with one."""
+    plane, sector = p.out_h * p.out_w, SECTOR // numpy_dtype(p.dtype).itemsize
+    if FILLED not in columns.fields or p.output_axes[-1] != "x":
         return 0.0
+    within = (1 - math.gcd(plane, sector) / sector) * min(1.0, plane / LONG)  # of sectors
     parts = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, columns.get("consumers", 1.0))
     apart = 2 * (reached / plane + parts)
     joined = np.where(pixel < plane, 2 * pixel / plane, 0.0)
-    return np.where(columns.get("whole_sectors", 0.0) > 0, joined, apart)
+    return within * np.where(columns.get("whole_sectors", 0.0) > 0, joined, apart)
 
 
 def by_pairs(of: Callable[[int, int], tuple[int, int] | int | None], first: Array, second: Array) -> Array:
