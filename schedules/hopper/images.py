@@ -17,7 +17,7 @@ from schedules.core.problem import Conv2dProblem
 from schedules.core.tvm import T, tirx
 from schedules.hopper.shared import UNIT, beyond_indices
 from schedules.tirx.types import Buffer, Expr, Index, Pointer
-from schedules.tirx.values import named
+from schedules.tirx.values import named, where
 
 ITEM = 2  # bytes
 VECTOR = UNIT // ITEM  # elements in the unit of a copy
@@ -113,12 +113,8 @@ class Images:
             element = named("element", of_all * (p.ci * self.plane) + (chunk * self.k + first) * self.plane)
             target = to.ptr_to([start + (of_tile * self.image + first * self.plane) * ITEM])
             nbytes = T.Cast("uint32", channels * (self.plane * ITEM))
-            copy = T.ptx[form](target, source.ptr_to([element]), nbytes, arrived, *last)
-            if self.ragged and parts > 1:
-                with T.If(channels > 0), T.Then():
-                    T.evaluate(copy)
-            else:
-                T.evaluate(copy)
+            with where(channels > 0 if self.ragged and parts > 1 else None):
+                T.evaluate(T.ptx[form](target, source.ptr_to([element]), nbytes, arrived, *last))
 
 
 def why_no_images(problem: Conv2dProblem) -> str | None:

@@ -334,7 +334,7 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
 
 @dataclass(frozen=True)
 class PlaneStaging:
-    """Where the results of all `parts` of a tile wait for ordinary stores, as they lie in the tensor: of each of the
+    """Where the results of all `parts` of a tile wait for bulk copies, as they lie in the tensor: of each of the
     `images` of a tile `width` columns at a time of the block's `columns`, and of a column `plane` results side by
     side."""
 
@@ -392,9 +392,9 @@ class StripStaging:
 J = TypeVar("J", PlaneStaging, StripStaging)
 
 
-def in_passes(staging: J) -> J:
-    """The same in passes of as many columns as STAGING holds for each part."""
-    while staging.width % 32 == 0 and staging.nbytes > STAGING:
+def in_passes(staging: J, room: int = STAGING) -> J:
+    """The same in passes of as many columns as `room` bytes hold for each part."""
+    while staging.width % 32 == 0 and staging.nbytes > room:
         staging = replace(staging, width=staging.width // 2)
     return staging
 

@@ -30,8 +30,9 @@ OTHERS = 40  # registers of a thread beside its sums, about
 SPILLED = 25.0  # bytes of registers that a multiprocessor writes and reads in a nanosecond
 WARP = 32
 SECTOR = 32  # bytes of L2
-END = 4.0  # ns that a multiprocessor takes for a sector that it writes in part, which memory is read for
-LONG = 24  # results of a plane, of fewer the sectors' other parts are of channels that are stored with it
+# ns that a multiprocessor takes for a sector that it writes in part, which memory is read for; and results of a plane,
+# of fewer the sectors' other parts are of channels that are stored with it: fitted to the H200's trials of 2026-11-30
+END, LONG = 4.0, 24
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
 IMAGES = 16  # of a pixel, whose multiples copies have

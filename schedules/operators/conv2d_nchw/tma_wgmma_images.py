@@ -30,7 +30,7 @@ from schedules.hopper.config import (
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.images import VECTOR, Images, why_no_images
 from schedules.hopper.schedule import tma_schedule
-from schedules.hopper.shared import PlaneStaging, SharedTile
+from schedules.hopper.shared import PlaneStaging, SharedTile, in_passes
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import (
     ITEM,
@@ -111,10 +111,9 @@ class ImagesWork(PositionWork):
         staging = self.output.staging
         assert isinstance(staging, PlaneStaging)
         # results wait in what memory the stages leave
-        room = ROOM // config.blocks_sm - config.num_stages * self.stage_bytes
-        while staging.width % 32 == 0 and self.beside_stages > room:
-            staging = replace(staging, width=staging.width // 2)
-            self.output = replace(self.output, staging=staging)
+        taken = config.num_stages * self.stage_bytes + self.beside_stages - config.consumers * staging.nbytes
+        room = (ROOM // config.blocks_sm - taken) // config.consumers
+        self.output = replace(self.output, staging=in_passes(staging, room))
 
     def position_at(self, place: PositionPlace) -> Expr:
         return place.position
