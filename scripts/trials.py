@@ -6,10 +6,10 @@ names of the config's fields of each schedule ("operator.schedule").  Each other
 the values of its config's fields, us (median), us (lowest tenth; may be left out).  All
 were verified.  A trial whose median lies far over its lowest tenth was disturbed, and is not read.
 
-A launch takes up to 2 us more on one host than on another, whatever the kernel: so much as cuDNN's short layers differ
-between two files of a device, ours are brought to the earlier one's host.  Trials of several devices stand side by
-side, each layer with an arch that has its own.  Where a kernel became faster and its configs stayed, trials of before
-count so much less as those of the same configs did that were timed again (`REVISIONS`).
+A launch takes up to 2 us more on one host than on another, whatever the kernel: so much as the short kernels that files
+of a device share differ, cuDNN's first of all, all are brought to the first one's host (`launches`).  Trials of several
+devices stand side by side, each layer with an arch that has its own.  Where a kernel became faster and its configs
+stayed, trials of before count so much less as those of the same configs did that were timed again (`REVISIONS`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import lzma
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from schedules.hopper.config import WARPGROUP
 from schedules.hopper.lines import Lines
 from schedules.operators.conv2d_nchw.positions import simplest
 
-SHORT, SHARED = 20.0, 5  # us of layers by which hosts are compared, and how many they must share
+SHORT, SHARED = 20.0, 5  # us of kernels by which hosts are compared, and how many files must share
 CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
 Key = tuple[str, Problem, str]  # of a layer: operator, problem, device
 
@@ -64,7 +64,7 @@ def _read_apart(problem: Any) -> bool:
 
 
 # rows whose pixels are read one by one no longer are neighbours: 226 trials of 132 layers (2026-11-30T1115)
-REVISIONS = (Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.913, _read_apart),)
+REVISIONS = (Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.969, _read_apart),)
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 
@@ -94,7 +94,7 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
     time of a config counts, all as on the first file's host; configs that no longer are of their schedule are left
     out."""
     headers: list[Mapping[str, Any]] = []
-    found: dict[Key, Layer] = {}
+    of_files: list[dict[Key, Layer]] = []
     for file in files:
         with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
             headers.append(json.loads(next(lines)))
@@ -103,9 +103,12 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
                 for revision in REVISIONS:
                     layer = revision.of(layer) if file.name < revision.before else layer
                 _add(here, layer)
-        slower = launch_of(here, found)
+        of_files.append(here)
+    found: dict[Key, Layer] = {}
+    devices = [header.get("device", "") for header in headers]
+    for here, launch in zip(of_files, launches(devices, of_files), strict=True):
         for layer in here.values():
-            _add(found, layer.later(-slower))
+            _add(found, layer.later(-launch))
     return headers[0], list(found.values())
 
 
@@ -117,11 +120,52 @@ def _add(found: dict[Key, Layer], layer: Layer) -> None:
     found[key] = replace(old, cudnn=old.cudnn or layer.cudnn, trials=tuple(trials.values()))
 
 
-def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
-    """By how many us a launch takes longer where `here` was measured than where the same layers were `before`."""
-    pairs = [(layer.cudnn, before[key].cudnn) for key, layer in here.items() if key in before]
-    differences = [now - then for now, then in pairs if now and then and max(now, then) < SHORT]
-    return statistics.median(differences) if len(differences) >= SHARED else 0.0
+def launches(devices: Sequence[str], files: Sequence[Mapping[Key, Layer]]) -> list[float]:
+    """By how many us a launch takes longer where each of `files` was measured than where the first of its device was.
+
+    Told by the short kernels that a file shares with others: cuDNN's, or else ours too.  A file waits for those that it
+    shares enough with; one that shares too few with any is taken to be of the same host as the file before it.
+    """
+    found: dict[int, float] = {}
+    peers: dict[Any, float] = {}  # us there of what is known, cuDNN's kernels and ours
+    ours: dict[Any, float] = {}
+    for device in dict.fromkeys(devices):
+        waiting = [number for number, each in enumerate(devices) if each == device]
+        first = waiting[0]
+        while waiting:
+            for number in waiting:
+                here = files[number]
+                differences = _differences(_peers(here), peers)
+                if len(differences) < SHARED:
+                    differences += _differences(_ours(here), ours)
+                if number == first or len(differences) >= SHARED:
+                    break
+            else:
+                for number in waiting:
+                    found[number] = next(
+                        found[before]
+                        for before in reversed(range(number))
+                        if devices[before] == device and before in found
+                    )
+                break
+            waiting.remove(number)
+            found[number] = 0.0 if number == first else statistics.median(differences)
+            for all_of, own in ((peers, _peers(here)), (ours, _ours(here))):
+                for key, us in own.items():
+                    all_of.setdefault(key, us - found[number])
+    return [found[number] for number in range(len(files))]
+
+
+def _peers(layers: Mapping[Key, Layer]) -> dict[Any, float]:
+    return {key: layer.cudnn for key, layer in layers.items() if layer.cudnn}
+
+
+def _ours(layers: Mapping[Key, Layer]) -> dict[Any, float]:
+    return {(key, *trial[:2]): trial[2] for key, layer in layers.items() for trial in layer.trials}
+
+
+def _differences(here: Mapping[Any, float], there: Mapping[Any, float]) -> list[float]:
+    return [us - there[key] for key, us in here.items() if key in there and max(us, there[key]) < SHORT]
 
 
 def measured(file: Path, known: Iterable[Layer]) -> str:

@@ -93,9 +93,28 @@ def test_times_are_brought_to_the_first_files_host(tmp_path: Path) -> None:
     layers = {layer.problem.to_json()["ci"]: layer for layer in read(slow, fast)[1]}
     assert (layers[704].best, layers[704].cudnn) == (8.5, 6.5)
     assert {layers[ci].best for ci in shared} == {8.75} and layers[640].best == 61.5
+    # of too few of cuDNN's, our own kernels tell too
     few = {ci: time for ci, time in here.items() if ci not in (64, 128)}
     apart = kept(tmp_path / "c.jsonl", few, {ci: 7.0 for ci in here})
-    assert {layer.problem.to_json()["ci"]: layer.best for layer in read(slow, apart)[1]}[704] == 7.0
+    assert {layer.problem.to_json()["ci"]: layer.best for layer in read(slow, apart)[1]}[704] == 9.0
+
+
+def test_a_file_waits_for_those_that_it_shares_enough_with(tmp_path: Path) -> None:
+    """In whatever order they stand; one that shares with none is of the host of the file before it."""
+    one, two, three = (range(start, start + 64 * 5, 64) for start in (64, 1088, 2112))
+    cudnn = {
+        "a": dict.fromkeys(one, 8.0),
+        "b": dict.fromkeys(three, 5.0),
+        "c": dict.fromkeys(two, 6.0),
+        "d": dict.fromkeys((*one, *two), 7.0),
+        "e": {4096: 5.0},
+    }
+    files = [kept(tmp_path / f"{name}.jsonl", each, dict.fromkeys(each, 9.0)) for name, each in cudnn.items()]
+    layers = {layer.problem.to_json()["ci"]: layer for layer in read(*files)[1]}
+    # d is a us faster than a, and c one faster than d
+    told = {ci: layers[ci].cudnn for ci in (64, 2112, 1088, 4096)}
+    assert told == {64: 8.0, 2112: 5.0, 1088: 8.0, 4096: 6.0}
+    assert [layers[ci].best for ci in (64, 2112, 1088, 4096)] == [10.0, 9.0, 10.0, 10.0]
 
 
 def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
