@@ -19,16 +19,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from schedules.core.tvm import T
+from schedules.hopper.lanes import BANKS, WARP, Lane, Word, arranged
 from schedules.hopper.shared import PATTERN, SECTOR, UNIT, SharedTile, TensorMap, aligned
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
 
 ITEM = 2  # bytes of an element
 GROUP = UNIT // ITEM  # channels of a pixel that are stored at once, and pixels of a group
-WARP = 32
 TURNERS = 2  # warps
 TOGETHER = TURNERS * GROUP  # channels that arrive at once at least, of which each of these turns a group
 SLOTS = 2  # of the ring of turned chunks and of that of boxes, at least
@@ -38,7 +38,6 @@ LARGE = ARRIVING // 4  # of what arrives at once
 AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
 TO = 128  # bytes that TMA writes at a multiple of
 GIVEN, SHARED = 64, 128  # bytes in a clock, from L2 and of shared memory
-BANKS = 32
 MOST_UNROLLED = 12  # stages
 
 
@@ -156,12 +155,13 @@ class Layout:
 
     @property
     def reads(self) -> int:
-        """Cycles in which shared memory gives a channel's words to the warps that turn them."""
-        found = 0
-        for first in range(0, len(self.words), WARP):
-            words = {word.at // 2 for word in self.words[first : first + WARP]}
-            found += max(Counter(word % BANKS for word in words).values())
-        return found
+        """Cycles in which shared memory gives a channel's words to the warps that turn them, at best."""
+        return max(Counter(place % BANKS for place in {word.place for word in self.words}).values())
+
+    @cached_property
+    def lanes(self) -> Sequence[Lane]:
+        """What each lane of the warps that turn a channel turns of it."""
+        return arranged(self.words)
 
     @cached_property
     def words(self) -> Sequence[Word]:
@@ -204,14 +204,6 @@ class Layout:
 
 # of a row of the turned tile, the sum of two numbers: bytes to its pixel in what TMA brought, and whether there is one
 Pixel = Callable[[Index, Expr], tuple[Expr, Expr]]
-
-
-class Word(NamedTuple):
-    """Two neighbours in a channel's box, from element `at` on, and the row that each is turned into, or -1."""
-
-    at: int
-    even: int
-    odd: int
 
 
 def one_of(number: Index, values: Sequence[int]) -> Index:

@@ -12,8 +12,9 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, Pixel, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, TURNERS, Pixel, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
+from schedules.hopper.lanes import WARP
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
 from schedules.tirx.types import Buffer, Expr, Index, Variable
@@ -303,22 +304,15 @@ class BoxTurner:
         if not isinstance(source, TurnedBoxes):
             return None
         base, to, turner, share = self._bases(warp)
-        # every other four lanes begin with the second of their pixels: so eight lanes are of eight rows
-        odd_first = named("odd_first", T.bitwise_and(T.shift_right(lane, T.int32(2)), T.int32(1)) == 1)
-        orders = [
-            named(name, T.Select(odd_first == odd, T.uint32(_UPPER), T.uint32(_LOWER)))
-            for name, odd in (("first_order", True), ("second_order", False))
-        ]
         found = Places("b32")
-        words = source.layout.words
-        for first in range(0, len(words), self._at_once):
-            at, even, odd = (
-                named(name, _looked_up(name, [getattr(word, name) for word in words], beyond, lane + (share + first)))
-                for name, beyond in (("at", 0), ("even", -1), ("odd", -1))
+        lanes = source.layout.lanes
+        for start in range(0, len(lanes), self._at_once):
+            at, first, second = (
+                named(name, _looked_up(name, [getattr(each, name) for each in lanes], beyond, lane + (share + start)))
+                for name, beyond in (("at", 0), ("first", -1), ("second", -1))
             )
-            rows = T.Select(odd_first, odd, even), T.Select(odd_first, even, odd)
-            goes = [(kept("row", self._place(to, row, turner)), order) for row, order in zip(rows, orders, strict=True)]
-            found.blocks.append((kept("word", base + at * 2), goes))
+            goes = [kept("row", self._place(to, row, turner)) for row in (first, second)]
+            found.blocks.append((kept("word", base + at * ITEM), goes))
         return found
 
     def places_of(self, tile: Expr, warp: Expr, lane: Expr) -> Places:
@@ -334,7 +328,7 @@ class BoxTurner:
             goes = row + first * source.tile.swizzle
             if first + self._at_once > source.tile.rows:  # not all that share a chunk have as many
                 goes = named("row", T.Select(share + first < source.tile.rows, goes, T.int32(-1)))
-            found.blocks.append((word, [(goes, None)]))
+            found.blocks.append((word, [goes]))
         return found
 
     @property
@@ -397,8 +391,7 @@ class BoxTurner:
         source = self.memory.source
         tile = source.tile
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
-        rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
-        taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
+        taken = OTHERS[places.bits] + len(places.blocks) * (3 if places.bits == "b32" else 1)
         ahead = max(1, min(MOST, (self.registers - taken) // GROUP))
         words = _local("channels", "uint32", ahead * GROUP)
         units = list(product(places.blocks, groups))
@@ -409,16 +402,14 @@ class BoxTurner:
         for number in range(len(units) + ahead - 1):
             if number < len(units):
                 (word, _), group = units[number]
-                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
+                from_word = T.bitwise_and(word, T.int32(-WORD if places.bits == "b32" else -ITEM))
                 at = T.Cast("uint32", from_word + start + (group - groups[0]) * (TURNERS * source.group_bytes))
                 call = "hopper_turned_read", *registers(number), at
                 T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
             if number >= ahead - 1:
                 (word, goes), group = units[number - ahead + 1]
                 slab, of_slab = divmod(group, tile.swizzle // UNIT // TURNERS)
-                for row, order in goes:
-                    if order is None:
-                        order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
+                for row, order in zip(goes, places.orders(word), strict=True):
                     place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
                     call = "hopper_turned_put", *place, order, *registers(number - ahead + 1)
                     T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
@@ -426,12 +417,19 @@ class BoxTurner:
 
 @dataclass
 class Places:
-    """Of a thread, of each block of words: where its word, or half of one, is; and of each pixel of it where that goes,
-    and the order of halves by which it is taken: None for that of the lower ones, or zeros where the word is at an odd
-    byte."""
+    """Of a thread, of each block of words: where its word, or half of one, is, and where that goes: of a word (b32) the
+    half that the place is of, then the other; half of one (u16), or zeros where the place is an odd byte."""
 
     bits: str
-    blocks: list[tuple[Expr, list[tuple[Expr, Expr | None]]]] = field(default_factory=list)
+    blocks: list[tuple[Expr, list[Expr]]] = field(default_factory=list)
+
+    def orders(self, word: Expr) -> list[Expr]:
+        """By what order of halves each is taken."""
+        if self.bits == "u16":
+            return [T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))]
+        both = T.uint32(_LOWER), T.uint32(_UPPER)
+        lower = T.bitwise_and(word, ITEM) == 0
+        return [T.Select(lower, *both), T.Select(lower, *reversed(both))]
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 TMA brings what a tile looks at as it lies, the kernel's halo included, padding as zeros; threads turn it in shared
 memory, so that a tap is the same rows, moved (`hopper.boxes`).  No copy of the data comes before, and each chunk of
-the channels is loaded once.  Image rows that are no whole 16 bytes, as TMA takes them, come one by one, by classes of
-channels (`hopper.runs`), and threads write the zeros that are padding.  Strides are any.  Filters come packed, or are
-packed by a kernel before (`repack`).  Results leave by TMA too, turned back, or by slots.
+the channels is loaded once; rows that a kernel of one row skips are not.  Image rows that are no whole 16 bytes apart,
+as TMA takes them, come one by one, by classes of channels (`hopper.runs`), and threads write the zeros that are
+padding.  Strides are any.  Filters come packed, or are packed by a kernel before (`repack`).  Results leave by TMA too,
+turned back, or by slots.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class TmaWgmmaBoxesConfig(HopperConfig):
     @classmethod
     def unfit(cls, problem: NchwProblem, arch: Arch) -> str | None:
         p = flattened(problem, batch=False)
-        return super().unfit(problem, arch) or (Classes(p.h * p.w).reason(p.ci) if p.w % VECTOR else None)
+        return super().unfit(problem, arch) or (None if in_rows(p) else Classes(p.h * p.w).reason(p.ci))
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         reason = self.unfit(problem, arch) or self.check_pairs() or self.check_block(problem.dtype, arch)
@@ -115,14 +116,24 @@ class TmaWgmmaBoxesConfig(HopperConfig):
 C = TypeVar("C", bound=TmaWgmmaBoxesConfig)
 
 
+def apart(problem: NchwProblem) -> int:
+    """Image rows from one that is loaded to the next: what a kernel of one row skips, nobody looks at."""
+    return problem.stride[0] if problem.kh == 1 and problem.pad[0] == 0 else 1
+
+
+def in_rows(problem: NchwProblem) -> bool:
+    """Whether image rows that are loaded are whole 16 bytes apart, and images."""
+    return problem.w * math.gcd(apart(problem), problem.h) % VECTOR == 0
+
+
 def layout_of(problem: NchwProblem, box: Box) -> Layout:
-    """What a tile of a `box` of outputs looks at."""
+    """What a tile of a `box` of outputs looks at, of the image rows that are loaded."""
     p, (_, h, w) = problem, box
     y, x = (
         Along(size, k, stride, pad, dilation)
         for size, k, stride, pad, dilation in zip((h, w), (p.kh, p.kw), p.stride, p.pad, p.dilation, strict=True)
     )
-    return Layout(y, x)
+    return Layout(replace(y, stride=y.stride // apart(p)), x)
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +156,7 @@ def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None
 def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes | TurnedLines:
     """Operand a of tiles of `layout`, in chunks of so many `channels`, each for stages of so many `taps`."""
     p, tile = problem, turned_tile(layout, channels, min(channels, LINE // ITEM))
-    image = p.h * p.w * ITEM
+    image, rows = p.h * p.w * ITEM, apart(p)
 
     def lines(together: int) -> TurnedLines:
         classes, x = Classes(p.h * p.w), layout.x
@@ -168,15 +179,15 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
         source = TensorMap(
             "data",
             p.dtype,
-            (p.w, p.h, p.ci, p.n),
-            (p.w * ITEM, image, p.ci * image),
+            (p.w, -(-p.h // rows), p.ci, p.n),
+            (rows * p.w * ITEM, image, p.ci * image),
             (*layout.box, together, 1),
             (1, 1, 1, 1),
             UNIT,
         )
         return TurnedBoxes(source, tile, together, taps, layout)
 
-    return in_parts(lines, channels) if p.w % VECTOR else in_parts(boxes, channels)
+    return in_parts(boxes, channels) if in_rows(p) else in_parts(lines, channels)
 
 
 class BoxWork(FilterWork[TilePlace]):
@@ -234,13 +245,13 @@ class BoxWork(FilterWork[TilePlace]):
                 )
                 for line, each in product(range(source.lines), range(source.classes.count))
             ]
-        at = x * p.stride[1] - self.layout.left, y * p.stride[0] + self.layout.y.first
+        at = x * p.stride[1] - self.layout.left, y * self.layout.y.stride + self.layout.y.first
         return [Load(0, (*at, chunk * source.together, n))]
 
     def _line(self, place: TilePlace, number: Index) -> Index:
         """Where in its channel's plane a line begins that the tile looks at, also where that is padding."""
         p, (_, y, x) = self.problem, place.pixel
-        row = y * p.stride[0] + self.layout.y.first + number
+        row = (y * self.layout.y.stride + self.layout.y.first + number) * apart(p)
         return row * p.w + x * p.stride[1] + self.layout.x.first
 
     def pixels_of_runs(self, place: TilePlace) -> Pixel:
@@ -248,7 +259,7 @@ class BoxWork(FilterWork[TilePlace]):
         assert isinstance(source, TurnedLines)
         rows = [pixel[0] << 16 | pixel[1] if pixel else -1 for pixel in layout.pixels]
         text = _PIXEL.format(len(rows), ", ".join(map(str, rows)))
-        top = named("top", y * p.stride[0] + layout.y.first)
+        top = named("top", y * layout.y.stride + layout.y.first)
         left = named("left", x * p.stride[1] + layout.x.first)
 
         def pixel(row: Index, more: Expr) -> tuple[Expr, Expr]:
@@ -256,7 +267,7 @@ class BoxWork(FilterWork[TilePlace]):
             both = named("pixel", T.cuda.func_call(*call, source_code=text, return_type="int32"))
             line, column = T.shift_right(both, T.int32(16)), T.bitwise_and(both, T.int32(0xFFFF))
             at = line * source.line_bytes + (beyond(self._line(place, line)) + column) * ITEM
-            at_y, at_x = named("y", top + line), named("x", left + column)
+            at_y, at_x = named("y", (top + line) * apart(p)), named("x", left + column)
             return at, tirx.all(both >= 0, at_y >= 0, at_y < p.h, at_x >= 0, at_x < p.w)
 
         return pixel

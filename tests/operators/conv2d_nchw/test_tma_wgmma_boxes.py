@@ -28,6 +28,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1x1 that leaves rows out": dict(n=2, h=5, w=64, ci=40, co=24, kh=1, kw=1, stride="2,1"),
     "1x1 that leaves rows of any width out": dict(n=2, h=5, w=63, ci=40, co=24, kh=1, kw=1, stride="2,1"),
     "1x1 that leaves pixels out": dict(n=2, h=16, w=24, ci=40, co=24, kh=1, kw=1, stride=2),
+    "1x1 that leaves out rows between whole 16 bytes": dict(n=2, h=10, w=28, ci=40, co=24, kh=1, kw=1, stride=2),
+    "1x1 that leaves pixels of rows of any width out": dict(n=2, h=8, w=27, ci=40, co=24, kh=1, kw=1, stride=2),
+    "a row of taps that leaves rows out": dict(n=2, h=7, w=32, ci=32, co=24, kh=1, kw=3, pad="0,1", stride="3,2"),
+    "a row of taps that leaves rows of any width out": dict(
+        n=2, h=7, w=30, ci=32, co=24, kh=1, kw=3, pad="0,1", stride="3,2", bias=True
+    ),
+    "a row of taps, padding above": dict(n=2, h=8, w=16, ci=32, co=24, kh=1, kw=3, pad=1, stride=2),
     "a row of taps": dict(n=1, h=9, w=16, ci=32, co=24, kh=1, kw=7, pad="0,3", bias=True),
     "a column of taps": dict(n=1, h=9, w=16, ci=32, co=24, kh=7, kw=1, pad="3,0"),
     "stride 2": dict(n=2, h=19, w=40, ci=32, co=40, kh=5, kw=5, stride=2, pad=1, bias=True),

@@ -1,0 +1,75 @@
+"""Lanes turn all words, and wait for each other less than in the words' order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedules.hopper.boxes import Along, Layout
+from schedules.hopper.lanes import BANKS, EIGHT, WARP, Lane, Word, arranged, cycles, lane_of
+
+
+def layout(h: int, w: int, k: int, stride: int, pad: int, dilation: int = 1) -> Layout:
+    return Layout(Along(h, k, stride, pad, dilation), Along(w, k, stride, pad, dilation))
+
+
+def turned(lanes: list[Lane]) -> Counter[tuple[int, int]]:
+    """The pixels that are turned and their rows."""
+    both = [pair for at, first, second in lanes for pair in ((at, first), (at ^ 1, second))]
+    return Counter(pair for pair in both if pair[1] >= 0)
+
+
+@given(
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([8, 16, 24]),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 2),
+)
+def test_every_word_has_a_lane(h: int, w: int, k: int, stride: int, pad: int, dilation: int) -> None:
+    words = layout(h, w, k, stride, pad, dilation).words
+    lanes = list(arranged(words))
+    assert turned(lanes) == turned([lane_of(word) for word in words])
+    assert len(lanes) == -(-len(words) // WARP) * WARP
+    assert cycles(lanes) <= cycles([lane_of(word, number % EIGHT > 3) for number, word in enumerate(words)])
+
+
+# the cycles in which nothing waits: eight of each warp's reads, and two of each eight lanes' stores
+@pytest.mark.parametrize(
+    "tile, most",
+    [
+        (layout(8, 16, 3, 2, 1), 1.18),
+        (layout(16, 16, 3, 2, 1), 1.18),
+        (layout(4, 32, 3, 2, 1), 1.15),
+        (layout(8, 16, 5, 2, 2), 1.30),
+        (layout(4, 32, 3, 1, 1), 1.0),
+    ],
+)
+def test_few_lanes_wait(tile: Layout, most: float) -> None:
+    lanes = tile.lanes
+    stored = sum(
+        any(row >= 0 for row in rows)
+        for start in range(0, len(lanes), EIGHT)
+        for rows in list(zip(*lanes[start : start + EIGHT], strict=True))[1:]
+    )
+    assert cycles(lanes) <= most * (EIGHT * len(lanes) // WARP + stored)
+    assert tile.reads <= cycles(lanes) / EIGHT
+
+
+def test_cycles_are_of_banks_and_of_rows() -> None:
+    """Two words of a bank are read one after the other, two rows alike modulo 8 stored so; a word is read once."""
+    alone = Lane(0, 0, -1)
+    assert cycles([alone]) == EIGHT + 1
+    assert cycles([alone, Lane(2 * BANKS, 1, -1)]) == 2 * EIGHT + 1
+    assert cycles([alone, Lane(1, 1, -1)]) == EIGHT + 1
+    assert cycles([alone, Lane(2, EIGHT, -1)]) == EIGHT + 2
+    assert cycles([alone, Lane(2, -1, EIGHT)]) == EIGHT + 2
+
+
+def test_words_that_fit_nowhere_are_turned_too() -> None:
+    words = [Word(2 * BANKS * number, EIGHT * number, -1) for number in range(11)]
+    assert turned(list(arranged(words))) == turned([lane_of(word) for word in words])
