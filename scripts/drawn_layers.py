@@ -146,13 +146,14 @@ def finish(dtype: str, r: random.Random) -> dict[str, Any]:
 
 def words_of(problem: Any) -> set[str]:
     """What sort of layer it is: few (channels), flat (1x1, every pixel for itself) or other; short, ragged (runs of
-    images or of pixels of a row that are no whole eights), residual, its dtype and layout."""
+    images or of pixels of a row that are no whole eights), residual, strided, its dtype and layout."""
     flat = (problem.kh, problem.kw, problem.stride) == (1, 1, (1, 1))
     run = problem.n if problem.output_axes[-1] == "n" else problem.out_w
     found = {"few" if problem.ci <= 16 else "flat" if flat else "other"}
     found |= {problem.dtype, operator_of(problem).name.removeprefix("conv2d_")}
     added = bool(problem.epilogue.of_axis("element"))
     more = {"short": problem.flops < SHORT, "ragged": run % 8 > 0, "residual": added}
+    more["strided"] = max(problem.stride) > 1
     return found | {word for word, holds in more.items() if holds}
 
 

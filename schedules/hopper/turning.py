@@ -34,14 +34,23 @@ __device__ __forceinline__ void hopper_turned_read(unsigned int& a, unsigned int
 """
 # of one of them, whose halves `order` takes, unless it goes nowhere
 _PUT = """
-__device__ __forceinline__ void hopper_turned_put(int to, int more, unsigned int order, unsigned int a, unsigned int b,
+__device__ __forceinline__ void hopper_turned_put(int to, int at, unsigned int order, unsigned int a, unsigned int b,
     unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
   asm volatile("{\\n.reg .pred p;\\nsetp.ge.s32 p, %0, 0;\\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\\n}\\n"
-    :: "r"(to), "r"(to + more), "r"(__byte_perm(a, b, order)), "r"(__byte_perm(c, d, order)),
+    :: "r"(to), "r"(at), "r"(__byte_perm(a, b, order)), "r"(__byte_perm(c, d, order)),
     "r"(__byte_perm(e, f, order)), "r"(__byte_perm(g, h, order)) : "memory");
 }
 """
-_LOWER, _UPPER = 0x5410, 0x7632
+# the same where bit 1 of `to` says which half, each time anew: there are instructions left for that, but no registers
+_PUT_HALF = """
+__device__ __forceinline__ void hopper_turned_put_half(int to, int more, unsigned int a, unsigned int b,
+    unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
+  int at = to + more;
+  hopper_turned_put(to, at & -4, 0x5410 + (at & 2) * 0x1111, a, b, c, d, e, f, g, h);
+}
+"""
+_LOWER = 0x5410
+_UPPER_HALF = 2  # bit of where a row goes
 _ZEROS = 0x3232  # of a word that is half of one
 # a unit: of eight neighbours, eight channels each
 _UNITS = """
@@ -311,8 +320,12 @@ class BoxTurner:
                 named(name, _looked_up(name, [getattr(each, name) for each in lanes], beyond, lane + (share + start)))
                 for name, beyond in (("at", 0), ("first", -1), ("second", -1))
             )
-            goes = [kept("row", self._place(to, row, turner)) for row in (first, second)]
-            found.blocks.append((kept("word", base + at * ITEM), goes))
+            upper = T.bitwise_and(at, 1) * _UPPER_HALF
+            goes = [
+                kept("row", self._place(to + half, row, turner))
+                for row, half in ((first, upper), (second, _UPPER_HALF - upper))
+            ]
+            found.blocks.append((kept("word", base + T.bitwise_and(at, T.int32(-2)) * ITEM), goes))
         return found
 
     def places_of(self, tile: Expr, warp: Expr, lane: Expr) -> Places:
@@ -402,34 +415,34 @@ class BoxTurner:
         for number in range(len(units) + ahead - 1):
             if number < len(units):
                 (word, _), group = units[number]
-                from_word = T.bitwise_and(word, T.int32(-WORD if places.bits == "b32" else -ITEM))
+                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-ITEM))
                 at = T.Cast("uint32", from_word + start + (group - groups[0]) * (TURNERS * source.group_bytes))
                 call = "hopper_turned_read", *registers(number), at
                 T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
             if number >= ahead - 1:
                 (word, goes), group = units[number - ahead + 1]
                 slab, of_slab = divmod(group, tile.swizzle // UNIT // TURNERS)
-                for row, order in zip(goes, places.orders(word), strict=True):
-                    place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
-                    call = "hopper_turned_put", *place, order, *registers(number - ahead + 1)
-                    T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
+                more = to + slab * tile.slab
+                for row in goes:
+                    place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT))
+                    channels = registers(number - ahead + 1)
+                    if places.bits == "b32":
+                        call = "hopper_turned_put_half", place, more, *channels
+                        T.evaluate(T.cuda.func_call(*call, source_code=_PUT + _PUT_HALF))
+                    else:
+                        order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
+                        call = "hopper_turned_put", place, place + more, order, *channels
+                        T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
 
 
 @dataclass
 class Places:
-    """Of a thread, of each block of words: where its word, or half of one, is, and where that goes: of a word (b32) the
-    half that the place is of, then the other; half of one (u16), or zeros where the place is an odd byte."""
+    """Of a thread, of each block of words: where its word, or half of one, is, and where that goes: of a word (b32)
+    each half, in the order of their storing, which `_UPPER_HALF` tells apart; half of one (u16), or zeros where the
+    word is at an odd byte."""
 
     bits: str
     blocks: list[tuple[Expr, list[Expr]]] = field(default_factory=list)
-
-    def orders(self, word: Expr) -> list[Expr]:
-        """By what order of halves each is taken."""
-        if self.bits == "u16":
-            return [T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))]
-        both = T.uint32(_LOWER), T.uint32(_UPPER)
-        lower = T.bitwise_and(word, ITEM) == 0
-        return [T.Select(lower, *both), T.Select(lower, *reversed(both))]
 
 
 @dataclass

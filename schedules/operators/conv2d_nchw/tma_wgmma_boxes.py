@@ -144,11 +144,11 @@ def _cost(layout: Layout) -> float:
 
 @lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
-    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn.  None
-    if there are none."""
+    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn, then
+    those whose lines are longest, in which results leave.  None if there are none."""
 
     def cost(box: Box) -> tuple[float, ...]:
-        return (_cost(layout_of(problem, box)),)
+        return _cost(layout_of(problem, box)), -box[2]
 
     return pixel_tiles(problem, pixels, (parts,), line=PATTERN, prefer=cost, alone=True)
 
