@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from schedules.core.tvm import T
-from schedules.hopper.lanes import BANKS, WARP, Lane, Word, arranged
+from schedules.hopper.lanes import BANKS, WARP, Lanes, Word, arranged
 from schedules.hopper.shared import PATTERN, SECTOR, UNIT, SharedTile, TensorMap, aligned
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
@@ -159,8 +159,8 @@ class Layout:
         return max(Counter(place % BANKS for place in {word.place for word in self.words}).values())
 
     @cached_property
-    def lanes(self) -> Sequence[Lane]:
-        """What each lane of the warps that turn a channel turns of it."""
+    def lanes(self) -> Lanes:
+        """What the lanes of the warps that turn a channel turn of it."""
         return arranged(self.words)
 
     @cached_property

@@ -1,8 +1,9 @@
-"""An order of words of shared memory in which the lanes of warps read and store them without bank conflicts.
+"""An order of words of shared memory in which the lanes of warps read and store them with few bank conflicts.
 
 A lane reads words and stores their halves, 16 bytes of a row each: one half first, then the other.  A warp reads as
 many words at once as there are banks.  Eight lanes store at once, and the swizzle puts rows apart that differ modulo 8.
-So eight words are put together whose rows differ so, in an order of halves that is found for each, and four times eight
+Words whose halves go into rows side by side are best left in their order, where lanes 4 to 7 of eight store the odd
+halves first.  Of others, eight are put together whose rows differ, of even halves and of odd ones, and four times eight
 whose banks do.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 WARP, BANKS = 32, 32
@@ -28,27 +30,33 @@ class Word(NamedTuple):
     def place(self) -> int:
         return self.at // 2
 
+    @property
+    def unwanted(self) -> Word:
+        """The same, turned into no row."""
+        return self._replace(even=-1, odd=-1)
 
-class Lane(NamedTuple):
-    """What a lane turns: the pixel that is stored first, element `at` of a channel's box, into row `first`, or none,
-    and its neighbour of the same word into row `second`."""
 
-    at: int
-    first: int
-    second: int
+@dataclass(frozen=True)
+class Lanes:
+    """The words of the lanes of whole warps; `odd_first` says whether lanes 4 to 7 of eight store odd halves first."""
+
+    words: Sequence[Word]
+    odd_first: bool
 
     @property
-    def place(self) -> int:
-        return self.at // 2
-
-    @property
-    def idle(self) -> Lane:
-        """That reads the same, and stores nothing."""
-        return self._replace(first=-1, second=-1)
-
-
-def lane_of(word: Word, odd_first: bool = False) -> Lane:
-    return Lane(word.at + 1, word.odd, word.even) if odd_first else Lane(*word)
+    def cycles(self) -> int:
+        """In which shared memory gives what they read of eight channels, and takes what they store."""
+        found = 0
+        for start in range(0, len(self.words), WARP):
+            places = {word.place for word in self.words[start : start + WARP]}
+            found += CHANNELS * max(Counter(place % BANKS for place in places).values())
+        for start in range(0, len(self.words), EIGHT):
+            eight = self.words[start : start + EIGHT]
+            for late in (0, 1):
+                halves = [late ^ (self.odd_first and number >= EIGHT // 2) for number in range(EIGHT)]
+                rows = [word[1 + half] for word, half in zip(eight, halves, strict=True)]
+                found += max(Counter(row % EIGHT for row in rows if row >= 0).values(), default=0)
+        return found
 
 
 class Eight:
@@ -57,49 +65,36 @@ class Eight:
     def __init__(self) -> None:
         self.words: list[Word] = []
         self.banks: dict[int, int] = {}
-        # for the rows, as bits, that are stored first and second: of each word whether its odd half is first
-        self._ways: dict[tuple[int, int], tuple[bool, ...]] = {(0, 0): ()}
+        self._rows: set[tuple[str, int]] = set()
 
     def add(self, word: Word) -> bool:
         """Add a word if it fits."""
-        bank = word.place % BANKS
-        if len(self.words) == EIGHT or self.banks.get(bank, word.place) != word.place:
-            return False
-        ways = {}
-        for (first, second), orders in self._ways.items():
-            for odd_first in (True, False):
-                one, other = (1 << row % EIGHT if row >= 0 else 0 for row in lane_of(word, odd_first)[1:])
-                if not first & one and not second & other:
-                    ways[first | one, second | other] = (*orders, odd_first)
-        if ways:
-            self._put(word, ways)
-        return bool(ways)
+        rows = self._rows_of(word)
+        fits = len(self.words) < EIGHT and self.conflicts({word.place % BANKS: word.place}) == 0
+        if fits and not rows & self._rows:
+            self.force(word)
+            return True
+        return False
 
     def force(self, word: Word) -> None:
-        """Add a word that does not fit, whatever waits for it."""
-        self._put(word, {rows: (*orders, False) for rows, orders in self._ways.items()})
-
-    def _put(self, word: Word, ways: dict[tuple[int, int], tuple[bool, ...]]) -> None:
-        self._ways = ways
+        """Add a word, whatever waits for it."""
         self.words.append(word)
         self.banks[word.place % BANKS] = word.place
+        self._rows |= self._rows_of(word)
 
-    @property
-    def lanes(self) -> list[Lane]:
-        orders = next(iter(self._ways.values()))
-        found = [lane_of(word, odd_first) for word, odd_first in zip(self.words, orders, strict=True)]
-        return found + [found[-1].idle] * (EIGHT - len(found))
+    def _rows_of(self, word: Word) -> set[tuple[str, int]]:
+        return {(half, row % EIGHT) for half, row in (("even", word.even), ("odd", word.odd)) if row >= 0}
 
     def conflicts(self, banks: dict[int, int]) -> int:
-        """Words that wait for others of a warp which has `banks`."""
-        return sum(banks.get(bank, place) != place for bank, place in self.banks.items())
+        """Words that wait for others, which take `banks`."""
+        return sum(self.banks.get(bank, place) != place for bank, place in banks.items())
 
 
-def arranged(words: Sequence[Word]) -> Sequence[Lane]:
-    """A lane for each of `words`, which are in the order of their places, and idle ones to fill warps: in that order,
-    every other four with their odd halves first, or in one that takes shared memory less time."""
+def arranged(words: Sequence[Word]) -> Lanes:
+    """A lane for each of `words`, which are in the order of their places, in that order or in one that takes shared
+    memory less time."""
     eights = _eights(words)
-    found: list[Lane] = []
+    found: list[Word] = []
     while eights:
         warp = [eights.pop(0)]
         banks = dict(warp[0].banks)
@@ -110,11 +105,17 @@ def arranged(words: Sequence[Word]) -> Sequence[Lane]:
             eights.remove(best)
             warp.append(best)
             banks |= best.banks
-        found += [lane for eight in warp for lane in eight.lanes]
-    as_they_lie = [lane_of(word, number % EIGHT >= EIGHT // 2) for number, word in enumerate(words)]
-    for lanes in (found, as_they_lie):
-        lanes += [lanes[-1].idle] * (-len(lanes) % WARP)
-    return min(as_they_lie, found, key=cycles)
+        for eight in warp:
+            found += _filled(eight.words, EIGHT)
+    return min(
+        (Lanes(_filled(words, WARP), True), Lanes(_filled(found, WARP), False)),
+        key=lambda lanes: lanes.cycles,
+    )
+
+
+def _filled(words: Sequence[Word], size: int) -> list[Word]:
+    """`words`, and as many more that no one wants as make it a multiple of `size`."""
+    return [*words, *[words[-1].unwanted] * (-len(words) % size)]
 
 
 def _eights(words: Sequence[Word]) -> list[Eight]:
@@ -136,15 +137,3 @@ def _eights(words: Sequence[Word]) -> list[Eight]:
         if not any(eight.add(word) for eight in others):
             next(eight for eight in others if len(eight.words) < EIGHT).force(word)
     return found + [eight for eight in others if eight.words]
-
-
-def cycles(lanes: Sequence[Lane]) -> int:
-    """In which shared memory gives what `lanes` read of eight channels, and takes what they store."""
-    found = 0
-    for start in range(0, len(lanes), WARP):
-        places = {lane.place for lane in lanes[start : start + WARP]}
-        found += CHANNELS * max(Counter(place % BANKS for place in places).values())
-    for start in range(0, len(lanes), EIGHT):
-        for rows in list(zip(*lanes[start : start + EIGHT], strict=True))[1:]:
-            found += max(Counter(row % EIGHT for row in rows if row >= 0).values(), default=0)
-    return found

@@ -34,23 +34,14 @@ __device__ __forceinline__ void hopper_turned_read(unsigned int& a, unsigned int
 """
 # of one of them, whose halves `order` takes, unless it goes nowhere
 _PUT = """
-__device__ __forceinline__ void hopper_turned_put(int to, int at, unsigned int order, unsigned int a, unsigned int b,
+__device__ __forceinline__ void hopper_turned_put(int to, int more, unsigned int order, unsigned int a, unsigned int b,
     unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
   asm volatile("{\\n.reg .pred p;\\nsetp.ge.s32 p, %0, 0;\\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\\n}\\n"
-    :: "r"(to), "r"(at), "r"(__byte_perm(a, b, order)), "r"(__byte_perm(c, d, order)),
+    :: "r"(to), "r"(to + more), "r"(__byte_perm(a, b, order)), "r"(__byte_perm(c, d, order)),
     "r"(__byte_perm(e, f, order)), "r"(__byte_perm(g, h, order)) : "memory");
 }
 """
-# the same where bit 1 of `to` says which half, each time anew: there are instructions left for that, but no registers
-_PUT_HALF = """
-__device__ __forceinline__ void hopper_turned_put_half(int to, int more, unsigned int a, unsigned int b,
-    unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
-  int at = to + more;
-  hopper_turned_put(to, at & -4, 0x5410 + (at & 2) * 0x1111, a, b, c, d, e, f, g, h);
-}
-"""
-_LOWER = 0x5410
-_UPPER_HALF = 2  # bit of where a row goes
+_LOWER, _UPPER = 0x5410, 0x7632
 _ZEROS = 0x3232  # of a word that is half of one
 # a unit: of eight neighbours, eight channels each
 _UNITS = """
@@ -313,19 +304,24 @@ class BoxTurner:
         if not isinstance(source, TurnedBoxes):
             return None
         base, to, turner, share = self._bases(warp)
-        found = Places("b32")
         lanes = source.layout.lanes
-        for start in range(0, len(lanes), self._at_once):
-            at, first, second = (
-                named(name, _looked_up(name, [getattr(each, name) for each in lanes], beyond, lane + (share + start)))
-                for name, beyond in (("at", 0), ("first", -1), ("second", -1))
+        words = lanes.words
+        odd_first: Expr = T.bool(False)
+        if lanes.odd_first:
+            odd_first = named("odd_first", T.bitwise_and(T.shift_right(lane, T.int32(2)), T.int32(1)) == 1)
+        orders = [
+            named(name, T.Select(odd_first == odd, T.uint32(_UPPER), T.uint32(_LOWER)))
+            for name, odd in (("first_order", True), ("second_order", False))
+        ]
+        found = Places("b32")
+        for first in range(0, len(words), self._at_once):
+            at, even, odd = (
+                named(name, _looked_up(name, [getattr(word, name) for word in words], beyond, lane + (share + first)))
+                for name, beyond in (("at", 0), ("even", -1), ("odd", -1))
             )
-            upper = T.bitwise_and(at, 1) * _UPPER_HALF
-            goes = [
-                kept("row", self._place(to + half, row, turner))
-                for row, half in ((first, upper), (second, _UPPER_HALF - upper))
-            ]
-            found.blocks.append((kept("word", base + T.bitwise_and(at, T.int32(-2)) * ITEM), goes))
+            rows = T.Select(odd_first, odd, even), T.Select(odd_first, even, odd)
+            goes = [(kept("row", self._place(to, row, turner)), order) for row, order in zip(rows, orders, strict=True)]
+            found.blocks.append((kept("word", base + at * 2), goes))
         return found
 
     def places_of(self, tile: Expr, warp: Expr, lane: Expr) -> Places:
@@ -341,7 +337,7 @@ class BoxTurner:
             goes = row + first * source.tile.swizzle
             if first + self._at_once > source.tile.rows:  # not all that share a chunk have as many
                 goes = named("row", T.Select(share + first < source.tile.rows, goes, T.int32(-1)))
-            found.blocks.append((word, [goes]))
+            found.blocks.append((word, [(goes, None)]))
         return found
 
     @property
@@ -404,7 +400,8 @@ class BoxTurner:
         source = self.memory.source
         tile = source.tile
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
-        taken = OTHERS[places.bits] + len(places.blocks) * (3 if places.bits == "b32" else 1)
+        rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
+        taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
         ahead = max(1, min(MOST, (self.registers - taken) // GROUP))
         words = _local("channels", "uint32", ahead * GROUP)
         units = list(product(places.blocks, groups))
@@ -415,34 +412,29 @@ class BoxTurner:
         for number in range(len(units) + ahead - 1):
             if number < len(units):
                 (word, _), group = units[number]
-                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-ITEM))
+                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
                 at = T.Cast("uint32", from_word + start + (group - groups[0]) * (TURNERS * source.group_bytes))
                 call = "hopper_turned_read", *registers(number), at
                 T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
             if number >= ahead - 1:
                 (word, goes), group = units[number - ahead + 1]
                 slab, of_slab = divmod(group, tile.swizzle // UNIT // TURNERS)
-                more = to + slab * tile.slab
-                for row in goes:
-                    place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT))
-                    channels = registers(number - ahead + 1)
-                    if places.bits == "b32":
-                        call = "hopper_turned_put_half", place, more, *channels
-                        T.evaluate(T.cuda.func_call(*call, source_code=_PUT + _PUT_HALF))
-                    else:
+                for row, order in goes:
+                    if order is None:
                         order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
-                        call = "hopper_turned_put", place, place + more, order, *channels
-                        T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
+                    place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
+                    call = "hopper_turned_put", *place, order, *registers(number - ahead + 1)
+                    T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
 
 
 @dataclass
 class Places:
-    """Of a thread, of each block of words: where its word, or half of one, is, and where that goes: of a word (b32)
-    each half, in the order of their storing, which `_UPPER_HALF` tells apart; half of one (u16), or zeros where the
-    word is at an odd byte."""
+    """Of a thread, of each block of words: where its word, or half of one, is; and of each pixel of it where that goes,
+    and the order of halves by which it is taken: None for that of the lower ones, or zeros where the word is at an odd
+    byte."""
 
     bits: str
-    blocks: list[tuple[Expr, list[Expr]]] = field(default_factory=list)
+    blocks: list[tuple[Expr, list[tuple[Expr, Expr | None]]]] = field(default_factory=list)
 
 
 @dataclass

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules.hopper.boxes import Along, Layout
-from schedules.hopper.lanes import BANKS, EIGHT, WARP, Lane, Word, arranged, cycles, lane_of
+from schedules.hopper.lanes import BANKS, EIGHT, WARP, Lanes, Word, arranged
 
 
 def layout(h: int, w: int, k: int, stride: int, pad: int, dilation: int = 1) -> Layout:
     return Layout(Along(h, k, stride, pad, dilation), Along(w, k, stride, pad, dilation))
 
 
-def turned(lanes: list[Lane]) -> Counter[tuple[int, int]]:
-    """The pixels that are turned and their rows."""
-    both = [pair for at, first, second in lanes for pair in ((at, first), (at ^ 1, second))]
-    return Counter(pair for pair in both if pair[1] >= 0)
+def wanted(words: Sequence[Word]) -> list[Word]:
+    return sorted(word for word in words if word != word.unwanted)
 
 
 @given(
@@ -32,13 +30,13 @@ def turned(lanes: list[Lane]) -> Counter[tuple[int, int]]:
 )
 def test_every_word_has_a_lane(h: int, w: int, k: int, stride: int, pad: int, dilation: int) -> None:
     words = layout(h, w, k, stride, pad, dilation).words
-    lanes = list(arranged(words))
-    assert turned(lanes) == turned([lane_of(word) for word in words])
-    assert len(lanes) == -(-len(words) // WARP) * WARP
-    assert cycles(lanes) <= cycles([lane_of(word, number % EIGHT > 3) for number, word in enumerate(words)])
+    lanes = arranged(words)
+    assert wanted(lanes.words) == wanted(words)
+    assert len(lanes.words) == -(-len(words) // WARP) * WARP
+    assert lanes.cycles <= Lanes([*words, *[words[-1].unwanted] * (-len(words) % WARP)], True).cycles
 
 
-# the cycles in which nothing waits: eight of each warp's reads, and two of each eight lanes' stores
+# the cycles in which nothing waits: eight of each warp's reads, and those of each eight lanes' stores
 @pytest.mark.parametrize(
     "tile, most",
     [
@@ -53,23 +51,29 @@ def test_few_lanes_wait(tile: Layout, most: float) -> None:
     lanes = tile.lanes
     stored = sum(
         any(row >= 0 for row in rows)
-        for start in range(0, len(lanes), EIGHT)
-        for rows in list(zip(*lanes[start : start + EIGHT], strict=True))[1:]
+        for start in range(0, len(lanes.words), EIGHT)
+        for rows in list(zip(*lanes.words[start : start + EIGHT], strict=True))[1:]
     )
-    assert cycles(lanes) <= most * (EIGHT * len(lanes) // WARP + stored)
-    assert tile.reads <= cycles(lanes) / EIGHT
+    assert lanes.cycles <= most * (EIGHT * len(lanes.words) // WARP + stored)
+    assert tile.reads <= lanes.cycles / EIGHT
 
 
 def test_cycles_are_of_banks_and_of_rows() -> None:
     """Two words of a bank are read one after the other, two rows alike modulo 8 stored so; a word is read once."""
-    alone = Lane(0, 0, -1)
-    assert cycles([alone]) == EIGHT + 1
-    assert cycles([alone, Lane(2 * BANKS, 1, -1)]) == 2 * EIGHT + 1
-    assert cycles([alone, Lane(1, 1, -1)]) == EIGHT + 1
-    assert cycles([alone, Lane(2, EIGHT, -1)]) == EIGHT + 2
-    assert cycles([alone, Lane(2, -1, EIGHT)]) == EIGHT + 2
+
+    def cycles(*words: Word, odd_first: bool = False) -> int:
+        return Lanes([*words, *[words[-1].unwanted] * (EIGHT - len(words))], odd_first).cycles
+
+    alone = Word(0, 0, -1)
+    assert cycles(alone) == EIGHT + 1
+    assert cycles(alone, Word(2 * BANKS, 1, -1)) == 2 * EIGHT + 1
+    assert cycles(alone, alone._replace(even=1)) == EIGHT + 1
+    assert cycles(alone, Word(2, EIGHT, -1)) == EIGHT + 2
+    assert cycles(alone, Word(2, -1, EIGHT)) == EIGHT + 2
+    four = [Word(2 * i, 2 * i, 2 * i + 1) for i in range(EIGHT)]  # rows side by side
+    assert cycles(*four) == EIGHT + 4 and cycles(*four, odd_first=True) == EIGHT + 2
 
 
 def test_words_that_fit_nowhere_are_turned_too() -> None:
     words = [Word(2 * BANKS * number, EIGHT * number, -1) for number in range(11)]
-    assert turned(list(arranged(words))) == turned([lane_of(word) for word in words])
+    assert wanted(arranged(words).words) == words
