@@ -32,7 +32,9 @@ from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.lines import Lines
+from schedules.hopper.pixels import flattened
 from schedules.operators.conv2d_nchw.positions import simplest
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import apart, in_rows
 
 SHORT, SHARED = 20.0, 5  # us of kernels by which hosts are compared, and how many files must share
 CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
@@ -63,8 +65,23 @@ def _read_apart(problem: Any) -> bool:
     return not Lines("data", simplest(problem), WARPGROUP, WARPGROUP).paired
 
 
-# rows whose pixels are read one by one no longer are neighbours: 226 trials of 132 layers (2026-11-30T1115)
-REVISIONS = (Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.969, _read_apart),)
+def _skips_rows(problem: Any) -> bool:
+    """Whether `tma_wgmma_boxes` loads some of the image's rows."""
+    return apart(flattened(problem, batch=False)) > 1
+
+
+def _strided_words(problem: Any) -> bool:
+    """Whether it turns words whose halves are of different lines."""
+    return problem.stride[1] > 1 and in_rows(problem) and not _skips_rows(problem)
+
+
+REVISIONS = (
+    # rows whose pixels are read one by one no longer are neighbours: 196 trials of 115 layers (2026-11-30T1115)
+    Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.969, _read_apart),
+    # rows that no one looks at are not loaded: 76 trials (2026-11-30T1412); bank conflicts: 200 (2026-11-30T1419)
+    Revision("conv2d_nchw", "tma_wgmma_boxes", "2026-11-30T1412", 0.77, _skips_rows),
+    Revision("conv2d_nchw", "tma_wgmma_boxes", "2026-11-30T1412", 0.951, _strided_words),
+)
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 

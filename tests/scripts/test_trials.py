@@ -13,7 +13,7 @@ from benchmarks.peers.layers import UNSEEN, layers_of
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
 from scripts.fit_choice import known
-from scripts.trials import REVISIONS, measured, read
+from scripts.trials import REVISIONS, Revision, measured, read
 
 LOGS = Path(__file__).parents[2] / "tuning_logs"
 FOLDER = LOGS / "nvidia-h200"
@@ -129,20 +129,33 @@ def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
     assert [layer.best for layer in layers] == [9.0, 9.0]
 
 
-def test_a_kernel_that_changed_has_its_trials_of_before_revised(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "revision, concerned, other",
+    [
+        (REVISIONS[0], dict(h=15, w=15), dict(h=14, w=14)),
+        (REVISIONS[1], dict(h=14, w=14, stride="2"), dict(h=14, w=14)),
+        (REVISIONS[2], dict(h=16, w=16, kh=3, kw=3, stride="2"), dict(h=16, w=16, kh=3, kw=3)),
+    ],
+    ids=lambda each: getattr(each, "schedule", str(each)),
+)
+def test_a_kernel_that_changed_has_its_trials_of_before_revised(
+    tmp_path: Path, revision: Revision, concerned: dict[str, Any], other: dict[str, Any]
+) -> None:
     """Those of the problems that it concerns, in files of before."""
-    (revision,) = REVISIONS
     spec = operator(revision.operator).schedule(revision.schedule)
-    words: dict[str, Any] = dict(block_m=64, block_n=64, consumers=1, cluster_m=1)
+    words: dict[str, Any] = dict(block_m=64, block_n=64, block_k=32, num_stages=2, consumers=1, cluster_m=1)
+    if revision.schedule == "tma_wgmma_boxes":
+        words["row"] = False
     config = spec.config(**words).to_json(True)
     header = {"target": "cuda:sm_90a", "device": "A GPU", "fields": {f"{revision.operator}.{spec.name}": list(config)}}
     lines = [json.dumps(header)]
-    for side in (14, 15):
-        p = f"n=8 h={side} w={side} ci=64 co=64 kh=1 kw=1 dtype=float16"
+    for fields in (concerned, other):
+        p = " ".join(f"{name}={value}" for name, value in {**dict(n=8, ci=64, co=64, kh=1, kw=1), **fields}.items())
         trial = [spec.name, list(config.values()), 10.0]
-        lines.append(json.dumps({"op": revision.operator, "p": p, "set": "made up", "cudnn": None, "t": [trial]}))
+        line = {"op": revision.operator, "p": f"{p} dtype=float16", "set": "made up", "cudnn": None, "t": [trial]}
+        lines.append(json.dumps(line))
     for name, revised in (("2026-11-29-a.jsonl", True), (f"{revision.before}-carried.jsonl", False)):
         file = tmp_path / name
         file.write_text("\n".join([*lines, ""]))
-        paired, apart = (layer.best for layer in read(file)[1])
-        assert paired == 10.0 and apart == (10.0 * revision.factor if revised else 10.0)
+        changed, same = (layer.best for layer in read(file)[1])
+        assert same == 10.0 and changed == (10.0 * revision.factor if revised else 10.0)
