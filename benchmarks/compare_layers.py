@@ -5,6 +5,7 @@
     python -m benchmarks.compare_layers --only 'conv2d_nhwc float16' --seconds 300
     python -m benchmarks.compare_layers networks.json --runs 'conv2d_nchw float32' --schedule winograd
     python -m benchmarks.compare_layers whole/resnet50-int8.json --copy     # a network's layers, beside a copy too
+    python -m benchmarks.compare_layers unseen.json --benchmark             # as PyTorch's benchmark mode serves them
     python -m benchmarks.compare_layers --start 1 --step 2 --out part-1.json     # the second of two GPUs' shares
     python -m benchmarks.compare_layers --add part-0.json part-1.json            # both into LOG/<device>/layers.json
     python -m benchmarks.compare_layers --picture docs/layers.png    # of what LOG has; needs no GPU
@@ -31,7 +32,19 @@ from benchmarks.peers import bench, layer_case
 from benchmarks.peers.comparison import GRAPH, reason
 from benchmarks.peers.cudnn import torch_module
 from benchmarks.peers.layer_case import Layer, failed
-from benchmarks.peers.layers import FOLDER, KIND, Layers, dated, layers_of, line_of, lines, picture, read_layers, timed
+from benchmarks.peers.layers import (
+    BENCHMARK,
+    FOLDER,
+    KIND,
+    Layers,
+    dated,
+    layers_of,
+    line_of,
+    lines,
+    picture,
+    read_layers,
+    timed,
+)
 from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch
@@ -45,6 +58,7 @@ from schedules.measure.timer import CudaTimer, Timer
 
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, fall into the largest gaps that are left
 BUILD_SECONDS = 120.0  # of one layer at most
+TOGETHER = 40  # layers whose kernels are built at once, and stay loaded until they were measured
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -58,6 +72,11 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--schedule",
         metavar="NAME",
         help=f"the layers that it takes by it, not by the default choice; kept as LOG/<device>/{KIND}_NAME.json",
+    )
+    parser.add_argument(
+        "--benchmark",
+        action="store_true",
+        help=f"what PyTorch's benchmark mode serves the layers with; kept as LOG/<device>/{BENCHMARK}.json",
     )
     parser.add_argument("--every", type=int, help="every so many layers, in place of what the files say of each run")
     parser.add_argument("--start", type=int, default=0, help="the first of the layers that are taken")
@@ -129,11 +148,20 @@ def built_ahead(
             yield layer, *outcome(task)
 
 
+def served(layers: Sequence[Layer]) -> Iterator[tuple[Layer, Any, str]]:
+    """Each layer with its `layer_case.Served`, or None and why not, in order; TOGETHER are built at once."""
+    for start in range(0, len(layers), TOGETHER):
+        some = layers[start : start + TOGETHER]
+        for layer, (made, why) in zip(some, layer_case.served_in_benchmark_mode(some), strict=True):
+            yield layer, made, why
+
+
 def run_all(layers: Sequence[Layer], arch: Arch, results: Layers, timer: Timer, args: argparse.Namespace) -> None:
     """Measure and keep each of `layers`; a line of each is printed.  Raises DeviceError where the device is not to be
     trusted any more; the layer that came to that is kept as failed."""
     torch, end = torch_module(), time.monotonic() + args.seconds
-    with contextlib.closing(built_ahead(layers, arch, args.jobs, args.schedule)) as built:
+    ahead = served(layers) if args.benchmark else built_ahead(layers, arch, args.jobs, args.schedule)
+    with contextlib.closing(ahead) as built:
         for number, (layer, made, why) in enumerate(built):
             if time.monotonic() > end:
                 print(f"out of time; {len(layers) - number} layers are left")
@@ -174,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arch is None:
         raise UsageError("no CUDA GPU here to compare on; --add and --picture need none")
     device = str(device_name(arch))
-    kind = f"{KIND}_{args.schedule}" if args.schedule else KIND
+    kind = BENCHMARK if args.benchmark else f"{KIND}_{args.schedule}" if args.schedule else KIND
     results = Layers(args.out or args.log / slug(device) / f"{kind}.json", device, bench.versions_here(arch))
     layers = [layer for layer in chosen_layers(args) if args.fresh or layer not in results]
     if args.schedule:

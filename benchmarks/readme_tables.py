@@ -14,7 +14,8 @@ The first word says what the table is made of:
                          after it choose cases: those whose field (operator, launch, or one of the problem's) has this
                          value; without any, all.  With tables=N the first N tables
     summary FILE...      the ratios to the best peer of several such files, a row for each operator and dtype
-    layers PART          the summary, the sets or the worst of what compare_layers.py kept on every device
+    layers PART          the summary, the sets or the worst of what compare_layers.py kept on every device, or the
+                         summary of what it kept with --benchmark
     */NAME               what torch_overhead, compare_networks, few_trials, choice_cost, packing_cost, export_all
                          or instruction_mix kept on every device
     schedules            the schedules of every operator by target and language; with operator=NAME one operator's
@@ -125,8 +126,11 @@ def _summary(names: Sequence[str], folder: Path) -> str:
 
 
 def _layers(names: Sequence[str], folder: Path) -> str:
+    if names == ["benchmark"]:
+        command = "python -m benchmarks.compare_layers --benchmark"
+        return layers.summary(_files(f"*/{layers.BENCHMARK}", folder, command, layers.read_layers))
     if len(names) != 1 or names[0] not in layers.PARTS:
-        raise UsageError(f"layers {' '.join(names)} is no part; name one of {', '.join(layers.PARTS)}")
+        raise UsageError(f"layers {' '.join(names)} is no part; name one of {', '.join(layers.PARTS)}, benchmark")
     return layers.PARTS[names[0]](
         _files(f"*/{layers.KIND}", folder, "python -m benchmarks.compare_layers", layers.read_layers)
     )

@@ -29,14 +29,13 @@ from schedules.core.errors import SchedulesError
 from schedules.core.problem import Config
 from schedules.core.registry import operator, operator_of
 from schedules.core.versions import versions
-from schedules.predict.rank import ranked
+from schedules.predict.rank import ranked, varied
 from scripts.collect_trials import LATE, PEERS, Child, build_at, draws, measurer, names
 from scripts.drawn_layers import given, problems
 from scripts.fit_choice import known
 from scripts.trials import problem_of
 
 INDEX = "index.jsonl"
-TILE = ("block_m", "block_n", "split_k", "cluster_m", "cluster_n", "tile_h", "tile_w", "whole_sectors")
 BARE = 0.7  # of the problems drawn, the share that loses what a network does with the sums
 
 
@@ -47,12 +46,8 @@ def likely(
     each of `schedules`."""
     found: list[tuple[str, Config]] = []
     for only in (None, *schedules):
-        first, later, tiles = [], [], set()
-        for each in ranked(problem, arch, only):
-            tile = each.schedule, *(getattr(each.config, name, None) for name in TILE)
-            (later if tile in tiles else first).append((each.schedule, each.config))
-            tiles.add(tile)
-        found += [each for each in first + later if each not in tried and each not in found][:count]
+        first = [(each.schedule, each.config) for each in varied(ranked(problem, arch, only))]
+        found += [each for each in first if each not in tried and each not in found][:count]
     return found
 
 

@@ -72,7 +72,7 @@ def test_a_property_that_another_thread_computes(host: Arch, monkeypatch: pytest
         return "key"
 
     monkeypatch.setattr(kernels, "digest", slow)
-    chosen = Chosen(SoftmaxProblem(3, 41), host, "cpu", {}, "", "", True)
+    chosen = Chosen(SoftmaxProblem(3, 41), host, "cpu", {}, "", "default", "", True)
     thread = threading.Thread(target=key_of, args=(replace(chosen),), daemon=True)
     thread.start()
     assert begun.wait(60)

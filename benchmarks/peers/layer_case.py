@@ -77,6 +77,66 @@ class Prebuilt:
     workspaces: tuple[Argument, ...]
     seconds: float
 
+    def call(self, arch: Arch, problem: Conv2dProblem, tensors: Mapping[str, Any]) -> Call:
+        """A function that runs on `tensors` of the problem, by name, and hands back the outputs."""
+        from schedules.build.library import load_library
+
+        torch, function = torch_module(), load_library(self.library, arch)
+        spaces = [torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="cuda") for s in self.workspaces]
+        given = [view(tensor) for tensor in (*tensors.values(), *spaces)]
+        output = tensors[problem.arguments()[-1].name]
+
+        def call() -> Sequence[Any]:
+            function(*given)
+            return (output,)
+
+        return call
+
+
+@dataclass(frozen=True)
+class Served:
+    """What `schedules.torch` serves a layer with; `seconds` went into its choice, build and timing, on all cores."""
+
+    kernel: Any  # a TorchKernel
+    schedule: str
+    config: Mapping[str, Any]
+    seconds: float
+
+    def call(self, arch: Arch, problem: Conv2dProblem, tensors: Mapping[str, Any]) -> Call:
+        """As `Prebuilt.call`."""
+        kernel, given = self.kernel, tuple(tensors.values())
+
+        def call() -> Sequence[Any]:
+            kernel(*given)
+            return (given[-1],)
+
+        return call
+
+
+def served_in_benchmark_mode(layers: Sequence[Layer]) -> list[tuple[Served | None, str]]:
+    """What PyTorch's benchmark mode serves each of `layers` with, all built at once; None, and why, of one that cannot
+    be."""
+    from schedules.torch.kernels import kernel_for, prepare
+
+    torch = torch_module()
+    cudnn, device = torch.backends.cudnn, torch.device("cuda", torch.cuda.current_device())
+    found: list[tuple[Served | None, str]] = []
+    with cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0, deterministic=False, allow_tf32=False):
+        start = time.perf_counter()
+        prepare([layer.problem for layer in layers], device)
+        seconds = (time.perf_counter() - start) / len(layers)
+        for layer in layers:
+            try:
+                kernel = kernel_for(layer.problem, device)
+            except Exception as error:  # TVM's and PyTorch's many types
+                found.append((None, reason(error)))
+                continue
+            schedule, *words = kernel.made.partition(" for ")[0].split()
+            config = dict(word.split("=", 1) for word in words)
+            parsed = operator_of(layer.problem).schedule(schedule).config.parse(config)
+            found.append((Served(kernel, schedule, parsed.to_json(), seconds), ""))
+    return found
+
 
 def prebuild(problem: Conv2dProblem, arch: Arch, library: Path, schedule: str | None = None) -> Prebuilt:
     """Choose (of `schedule`, if one is named) and build as the first call of a layer does, into `library`.  Raises what
@@ -98,7 +158,7 @@ def prebuild(problem: Conv2dProblem, arch: Arch, library: Path, schedule: str | 
 
 
 def run_layer(
-    layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: float, launch: str, copy: bool = False
+    layer: Layer, arch: Arch, made: Prebuilt | Served, timer: Timer, seconds: float, launch: str, copy: bool = False
 ) -> dict[str, Any]:
     """The layer with its times in microseconds: `us` ours, `cudnn` its best of either layout and, where they are told
     apart, `direct` its best of implicit GEMM alone, and with `copy` that of as many bytes as it must move; or `failed`
@@ -114,17 +174,7 @@ def run_layer(
     output = tensors[problem.arguments()[-1].name]
 
     def ours() -> Call:
-        from schedules.build.library import load_library
-
-        function = load_library(made.library, arch)
-        spaces = [torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="cuda") for s in made.workspaces]
-        given = [view(tensor) for tensor in (*tensors.values(), *spaces)]
-
-        def call() -> Sequence[Any]:
-            function(*given)
-            return (output,)
-
-        return launched(call)
+        return launched(made.call(arch, problem, tensors))
 
     entrants = {"ours": Entrant(ours, {}, most=1.0)}
     peers = [peer for peer in peers_of(problem) if peer.counts(FLOAT32)]

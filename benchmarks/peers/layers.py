@@ -21,6 +21,7 @@ from schedules.core.errors import UsageError
 from schedules.measure.records import now
 
 KIND = "layers"
+BENCHMARK = f"{KIND}_benchmark"  # the same in PyTorch's benchmark mode
 FOLDER = Path(__file__).resolve().parents[1] / "layers"
 UNSEEN = FOLDER / "unseen.json"  # sets of which no trial is learned from: how good the choice is elsewhere
 WORST = 25  # layers that are told by name

@@ -46,6 +46,8 @@ TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: non
 FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
+# fields by which configs differ that are worth trying one after the other
+TILE = ("block_m", "block_n", "split_k", "cluster_m", "cluster_n", "tile_h", "tile_w", "whole_sectors")
 # fields by which a stage has something else, and what they usually are
 WAYS = {
     "window": 0.0,
@@ -135,6 +137,19 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
 def by_default(spec: ScheduleSpec) -> bool:
     """Whether the schedule's own estimate speaks of its default alone, which it chose."""
     return spec.estimate is not None and spec.tirx is None
+
+
+def varied(found: Sequence[Ranked]) -> list[Ranked]:
+    """`found` in the order in which they are worth trying: those of the same schedule and tiles as one before them,
+    which differ little from it, after all others."""
+    first: list[Ranked] = []
+    later: list[Ranked] = []
+    tiles = set()
+    for each in found:
+        tile = each.schedule, *(getattr(each.config, name, None) for name in TILE)
+        (later if tile in tiles else first).append(each)
+        tiles.add(tile)
+    return first + later
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from schedules.build.library import load_library
 from schedules.build.present import cpu_name
@@ -38,20 +38,22 @@ from schedules.core.registry import operator_modules, operator_of
 from schedules.core.text import warn_once
 from schedules.core.threads import cores
 from schedules.core.versions import sources, versions
-from schedules.measure.choice import choose, choose_widened, journals_of
+from schedules.measure.choice import Choice, choose, choose_widened, journals_of
+from schedules.predict.rank import ranked, varied
 from schedules.store.disk import Disk
 
 
 @dataclass(frozen=True)
 class Chosen:
     """What serves a problem, `problem` itself or one that takes its tensors too, and as plain data what that is built
-    with; `why` says where that comes from."""
+    with; `source` and `why` say where that comes from (`Choice.source`)."""
 
     problem: Problem
     arch: Arch
     schedule: str
     config: Mapping[str, Any]
     made: str  # schedule, config and arch in words
+    source: str
     why: str
     fixed_shape: bool
 
@@ -115,19 +117,52 @@ def _choice(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared
     kept = disk.find(name)
     if kept is None:
         found = (choose_widened if shared else choose)(problem, arch, device=device)
-        about: dict[str, Any] = {
-            "problem": found.problem.to_json(every=True),
-            "schedule": found.schedule,
-            "config": found.config.to_json(),
-            "made": f"{found.schedule} {found.config} for {arch}",
-            "why": str(dataclasses.replace(found, passed_over="")),
-            "fixed_shape": operator_of(problem).schedule(found.schedule).fixed_shape,
-        }
+        about = _about(found, arch)
         warnings: Sequence[str] = found.warnings
         disk.add(name, {"chosen": about, "warnings": warnings})
     else:
         about, warnings = kept.about["chosen"], kept.about["warnings"]
     return _chosen(problem, arch, about), warnings
+
+
+def _about(choice: Choice, arch: Arch) -> dict[str, Any]:
+    """What a choice's file has of it."""
+    return {
+        "problem": choice.problem.to_json(every=True),
+        "schedule": choice.schedule,
+        "config": choice.config.to_json(),
+        "made": f"{choice.schedule} {choice.config} for {arch}",
+        "source": choice.source,
+        "why": str(dataclasses.replace(choice, passed_over="")),
+        "fixed_shape": operator_of(choice.problem).schedule(choice.schedule).fixed_shape,
+    }
+
+
+def contenders(chosen: Chosen, count: int) -> list[Chosen]:
+    """`chosen`, and if it is a default what else is worth trying, `count` in all at most: the next that are predicted
+    to be fast, and differ in schedule or tiles first."""
+    found, arch = [chosen], chosen.arch
+    for each in varied(ranked(chosen.problem, arch)) if chosen.source == "default" else ():
+        choice = Choice(chosen.problem, each.schedule, each.config, None, predicted=each)
+        other = _chosen(chosen.problem, arch, _about(choice, arch))
+        if len(found) < count and other.key not in {one.key for one in found}:
+            found.append(other)
+    return found
+
+
+def winner(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> Chosen | None:
+    """The contender that was the fastest, if they were timed before."""
+    kept = disk.find(_choice_name(problem, arch, device, shared=False, timed=True))
+    return _chosen(problem, arch, kept.about["chosen"]) if kept else None
+
+
+def keep_winner(chosen: Chosen, why: str, problem: Problem, device: str | None, disk: Disk) -> Chosen:
+    """Have `winner` find a contender, and why it is the one; it is handed back so."""
+    found = dataclasses.replace(chosen, why=why)
+    about = {name: getattr(found, name) for name in ("schedule", "config", "made", "source", "why", "fixed_shape")}
+    about["problem"] = found.problem.to_json(every=True)
+    disk.add(_choice_name(problem, chosen.arch, device, shared=False, timed=True), {"chosen": about})
+    return found
 
 
 def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
@@ -191,23 +226,51 @@ def build_all(
 
     Returns the errors of those that cannot be built.
     """
-    failed: dict[Problem, SchedulesError] = {}
+    tasks = {problem: (_make, (problem, arch, device, disk, shared)) for problem, shared in problems.items()}
+    if not tasks:
+        return {}
+    return _by_all_cores(tasks, next(iter(problems)), arch, device, disk, done)
+
+
+def build_contenders(
+    wanted: Sequence[Chosen], device: str | None, disk: Disk, done: Callable[[], None] = lambda: None
+) -> dict[str, SchedulesError]:
+    """The same of what is chosen already; errors by keys."""
+    lacking = {each.key: (_make_chosen, (each, disk)) for each in wanted if disk.find(f"{each.key}.so") is None}
+    for _ in range(len(wanted) - len(lacking)):
+        done()
+    if not lacking:
+        return {}
+    return _by_all_cores(lacking, wanted[0].problem, wanted[0].arch, device, disk, done)
+
+
+K = TypeVar("K")
+
+
+def _by_all_cores(
+    tasks: Mapping[K, tuple[Callable[..., None], tuple[Any, ...]]],
+    first: Problem,
+    arch: Arch,
+    device: str | None,
+    disk: Disk,
+    done: Callable[[], None] = lambda: None,
+) -> dict[K, SchedulesError]:
+    """Run builds, `first` of these problems, in processes of their own; the errors of those that end with one."""
+    failed: dict[K, SchedulesError] = {}
     with contextlib.ExitStack() as held:
         builder = _ready_ahead.pop() if _ready_ahead else held.enter_context(origin(_ready, arch))
         with contextlib.suppress(Ended):  # its copies tell why
-            builder.call(_ready_for, (next(iter(problems)), arch, device))
-        pool = held.enter_context(processes(min(cores() or 1, len(problems)), main=False, origin=builder))
-        tasks = {
-            pool.schedule(_make, (problem, arch, device, disk, shared)): problem for problem, shared in problems.items()
-        }
+            builder.call(_ready_for, (first, arch, device))
+        pool = held.enter_context(processes(min(cores() or 1, len(tasks)), main=False, origin=builder))
+        running = {pool.schedule(*task): name for name, task in tasks.items()}
         pool.schedule(_write_native, (arch, disk))
-        for task in as_completed(tasks):
+        for task in as_completed(running):
             try:
                 task.result()
             except SchedulesError as error:
-                failed[tasks[task]] = error
+                failed[running[task]] = error
             except (Ended, Overdue, Stopped) as ended:
-                failed[tasks[task]] = BuildError(f"the build of {tasks[task]} ended: {ended}")
+                failed[running[task]] = BuildError(f"the build of {running[task]} ended: {ended}")
             done()
     return failed
 
@@ -244,7 +307,11 @@ def _ready_for(problem: Problem, arch: Arch, device: str | None) -> None:
 
 def _make(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared: bool) -> None:
     """In a worker process."""
-    chosen, _ = _choice(problem, arch, device, disk, shared)
+    _make_chosen(_choice(problem, arch, device, disk, shared)[0], disk)
+
+
+def _make_chosen(chosen: Chosen, disk: Disk) -> None:
+    """In a worker process."""
     name = f"{chosen.key}.so"
     if disk.find(name) is None:
         with disk.alone(name):
@@ -267,10 +334,15 @@ def _journals_of(operator: str) -> list[tuple[str, int, int]]:
 
 
 def _choice_name(
-    problem: Problem, arch: Arch, device: str | None, shared: bool, journals: Sequence[Any] | None = None
+    problem: Problem,
+    arch: Arch,
+    device: str | None,
+    shared: bool,
+    journals: Sequence[Any] | None = None,
+    timed: bool = False,
 ) -> str:
     journals = _journals_of(operator_of(problem).name) if journals is None else journals
-    asked = {"device": device, "journals": journals, "shared": shared}
+    asked = {"device": device, "journals": journals, "shared": shared, "timed": timed}
     return f"{digest({**facts(problem, arch), **asked})}.choice"
 
 

@@ -29,19 +29,24 @@ from schedules.bundle.bundle import MANIFEST, Bundle
 from schedules.bundle.package.launch import ALIGNED, Ready
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, SchedulesError, UsageError
-from schedules.core.problem import Argument, Problem
+from schedules.core.problem import Argument, Conv2dProblem, Problem
 from schedules.measure.choice import distance
 from schedules.store.disk import Disk, disk, private_disk
 from schedules.store.kernels import (
     Chosen,
     build_all,
+    build_contenders,
     chosen_for,
+    contenders,
     is_kept,
+    keep_winner,
     kernel_of,
     look_around,
     missing,
     ready_to_build,
+    winner,
 )
+from schedules.torch import benchmark
 
 logger = logging.getLogger("schedules")
 
@@ -268,7 +273,8 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
 
     It comes from this user's folder of kernels, or is built and written there.  Equal programs are built or loaded once
     for each device, whatever run-time extents they are for.  Problems that are alike but for a range
-    (`Problem.widened`) share a build, after the first `Problem.alone` of them.
+    (`Problem.widened`) share a build, after the first `Problem.alone` of them.  In PyTorch's benchmark mode a
+    convolution that no record is of has several built for itself, and gets the fastest (`torch.benchmark`).
     Raises DeviceError for a device without kernels, UsageError if a CUDA graph is being captured and the kernel is not
     there yet, and what `schedules.load` raises.
     """
@@ -285,11 +291,15 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
     arch, problems, name = arch_of(device), list(dict.fromkeys(problems)), _name(device)
     with contextlib.ExitStack() as held:
         kept = disk() if disk().takes_files() else held.enter_context(private_disk())
-        shared = {p: _shared(p, arch, device, kept) for p in problems if _bundle_for(p, device) is None}
+        asked = [problem for problem in problems if _bundle_for(problem, device) is None]
+        timed = {problem: found for problem in asked if (found := _contenders(problem, device, kept))}
+        contending = [each for found in timed.values() for each in found]
+        shared = {problem: _shared(problem, arch, device, kept) for problem in asked if problem not in timed}
         lacking = missing(shared, arch, name, kept)
         failed: dict[Problem, SchedulesError] = {}
-        if len(lacking) > 1:  # one is sooner built here than a process is started
-            with _bar(len(lacking), progress) as done:
+        if len(contending) + len(lacking) > 1:  # one is sooner built here than a process is started
+            with _bar(len(contending) + len(lacking), progress) as done:
+                build_contenders(contending, name, kept, done)
                 failed = build_all(lacking, arch, name, kept, done)
         for problem in problems:
             try:
@@ -318,8 +328,49 @@ def _kernel_for(problem: Problem, device: torch.device, kept: Disk) -> TorchKern
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = chosen_for(problem, arch, _name(device), kept, _shared(problem, arch, device, kept))
+        chosen = _timed(problem, device, kept)
+        if chosen is None:
+            chosen = chosen_for(problem, arch, _name(device), kept, _shared(problem, arch, device, kept))
         return _ready((chosen.key, device), problem, lambda: _made(chosen, kept), chosen.why)
+
+
+def _contenders(problem: Problem, device: torch.device, kept: Disk) -> list[Chosen]:
+    """What PyTorch's benchmark mode has timed for `problem`, if it does and did not yet."""
+    arch, name = arch_of(device), _name(device)
+    if not (isinstance(problem, Conv2dProblem) and benchmark.is_asked(device)) or winner(problem, arch, name, kept):
+        return []
+    found = contenders(chosen_for(problem, arch, name, kept), benchmark.most())
+    return found if len(found) > 1 else []
+
+
+def _timed(problem: Problem, device: torch.device, kept: Disk) -> Chosen | None:
+    """What it finds to be the fastest; None where it is off, has no choice, or no kernel may run now."""
+    if not benchmark.is_asked(device) or _is_capturing():
+        return None
+    arch, name = arch_of(device), _name(device)
+    if found := winner(problem, arch, name, kept):
+        return found
+    wanted = _contenders(problem, device, kept)
+    if not wanted:
+        return None
+    failed = build_contenders(wanted, name, kept)
+    for why in failed.values():
+        logger.warning("a kernel for %s is not timed: %s", problem, why)
+    wanted = [each for each in wanted if each.key not in failed]
+    with _current(device):
+        kernels = [_made(each, kept) for each in wanted]
+    if not kernels:
+        return None
+    try:
+        best = benchmark.fastest(kernels, device)
+    except torch.OutOfMemoryError:
+        logger.warning("kernels for %s are not timed: their tensors do not fit beside those of the program", problem)
+        return None
+    return keep_winner(wanted[best.number], best.why, problem, name, kept)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _shared(problem: Problem, arch: Arch, device: torch.device, kept: Disk) -> bool:
@@ -381,7 +432,7 @@ _bundles: dict[Problem, list[Bundle]] = {}  # by what they serve
 
 def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], TorchKernel], why: str) -> TorchKernel:
     if key not in _kernels:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _is_capturing():
             raise UsageError(f"no kernel for {problem} yet, and a CUDA graph is being captured; call it once before")
         with _current(key[-1]):  # where the driver loads it
             _kernels[key] = make()

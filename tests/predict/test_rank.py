@@ -18,7 +18,7 @@ from schedules.measure.choice import default_choice
 from schedules.predict import rank, trees
 from schedules.predict.configs import FILLED, columns_of
 from schedules.predict.estimate import LAUNCH
-from schedules.predict.rank import _sums_fit, filled, predicted_us, ranked
+from schedules.predict.rank import TILE, _sums_fit, filled, predicted_us, ranked, varied
 from scripts import fit_choice
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +118,18 @@ def test_what_is_never_legal_hides_nothing(name: str) -> None:
     """Tensor cores take no float32, and would seem many times as fast."""
     words = {**LAYER, "n": "64", "h": "28", "w": "28", "ci": "256", "co": "256", "dtype": "float32"}
     assert ranked(resolve(name, words)[1], ARCH)
+
+
+def test_what_differs_in_its_tiles_is_worth_trying_first() -> None:
+    _, problem = resolve("conv2d_nhwc", LAYER)
+    found = ranked(problem, ARCH)
+    first = varied(found)
+    assert first[0] is found[0] and sorted(map(id, first)) == sorted(map(id, found))
+    tiles = [(each.schedule, *(getattr(each.config, name, None) for name in TILE)) for each in first]
+    count = len(set(tiles))
+    assert 1 < count < len(found) and len(set(tiles[:count])) == count
+    for some in (first[:count], first[count:]):
+        assert [each.us for each in some] == sorted(each.us for each in some)
 
 
 def test_of_one_schedule_only() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
-from schedules.predict.rank import ranked
+from schedules.predict.rank import TILE, ranked
 from scripts import carry_trials
 from scripts.collect_trials import names
 from tests.conftest import problem_of
@@ -26,7 +26,7 @@ def test_likely_are_the_predicted_that_differ_in_their_tiles() -> None:
     problem = problem_of("conv2d_nhwc", **LAYER)
     best = [(each.schedule, each.config) for each in ranked(problem, ARCH)]
     found = carry_trials.likely(problem, ARCH, 4, ())
-    tiles = {(name, *(getattr(config, field, None) for field in carry_trials.TILE)) for name, config in found}
+    tiles = {(name, *(getattr(config, field, None) for field in TILE)) for name, config in found}
     assert found[0] == best[0] and len(tiles) == len(found) == 4
     others = carry_trials.likely(problem, ARCH, 4, set(found))
     assert len(others) == 4 and not {*others} & {*found}

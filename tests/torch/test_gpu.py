@@ -40,6 +40,28 @@ def test_softmax_with_gradients(cols: int) -> None:
         torch.testing.assert_close(dx, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_what_the_benchmark_mode_serves_is_right(
+    memory_format: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In graphs and streams as well."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setenv("SCHEDULES_CACHE", str(tmp_path))
+    kernels.use_bundles()
+    data, filter = (random(*shape, dtype=dtype) for shape in ((3, 64, 15, 14), (40, 64, 3, 3)))
+    data, filter = data.to(memory_format=memory_format), filter.to(memory_format=memory_format) / 24
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = kernels.conv2d(data, filter, None, 1, 1)
+        torch.cuda.synchronize()
+    wanted = torch.nn.functional.conv2d(data.double(), filter.double(), None, 1, 1)
+    allowed = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
+    torch.testing.assert_close(found.double(), wanted, rtol=allowed, atol=allowed)
+    (kernel,) = [each for each in dispatch._kernels.values() if each.arguments[-1].shape[1] == 40]
+    assert "that were timed here" in kernel.why
+    kernels.use_bundles()
+
+
 def test_dropout_and_mask() -> None:
     x, mask = random(6, 100, dtype=torch.float32).requires_grad_(), random(100, dtype=torch.float32)
     y = kernels.dropout_softmax(x, 0.5, scale=0.25, mask=mask)
