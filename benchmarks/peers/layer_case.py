@@ -131,11 +131,16 @@ def served_in_benchmark_mode(layers: Sequence[Layer]) -> list[tuple[Served | Non
             except Exception as error:  # TVM's and PyTorch's many types
                 found.append((None, reason(error)))
                 continue
-            schedule, *words = kernel.made.partition(" for ")[0].split()
-            config = dict(word.split("=", 1) for word in words)
-            parsed = operator_of(layer.problem).schedule(schedule).config.parse(config)
-            found.append((Served(kernel, schedule, parsed.to_json(), seconds), ""))
+            found.append((served(layer, kernel, seconds), ""))
     return found
+
+
+def served(layer: Layer, kernel: Any, seconds: float) -> Served:
+    """A layer's TorchKernel, whose schedule and config are told by how it was made."""
+    schedule, *words = kernel.made.partition(" for ")[0].split()
+    given = dict(word.split("=", 1) for word in words)
+    config = operator_of(layer.problem).schedule(schedule).config.parse(given)
+    return Served(kernel, schedule, config.to_json(), seconds)
 
 
 def prebuild(problem: Conv2dProblem, arch: Arch, library: Path, schedule: str | None = None) -> Prebuilt:

@@ -25,6 +25,7 @@ from schedules.predict.configs import FILLED, Columns
 LAUNCH = 4.5  # us of a graph with one short kernel
 FILL = 1.2  # us until a block's first product, and after its last
 FETCHED = 10.0  # vectors that a multiprocessor's threads load in a nanosecond, about
+WORD = 4  # bytes
 NORM = 2.5  # of the parts that overlap
 OTHERS = 40  # registers of a thread beside its sums, about
 SPILLED = 25.0  # bytes of registers that a multiprocessor writes and reads in a nanosecond
@@ -272,6 +273,18 @@ def _vectors(p: Any, spec: ScheduleSpec, joined: Array, most: int) -> tuple[Arra
         data = data if plain else 1
         filters = math.gcd(most, p.ci * p.kh * p.kw) if p.filter_axes[-1] == "kw" else filters
     return data, filters
+
+
+def waiting(problem: Any, spec: ScheduleSpec, columns: Columns) -> Array:
+    """Elements of a step that a thread of a TE kernel loads one by one, as they are less than the word that an
+    asynchronous copy moves: they wait in its registers."""
+    p, item = problem.folded if spec.folded else problem, operand_bytes(problem, spec)
+    (m, n), block_k = tile_of(columns), columns.get("block_k")
+    pixel, channel = (n, m) if spec.channels_along_rows else (m, n)
+    joined = spec.joined(p, block_k) if spec.joined is not None else np.zeros(columns.count, bool)
+    data, filters = _vectors(p, spec, joined, 16 // item)
+    found: Array = ((data * item < WORD) * pixel + (filters * item < WORD) * channel) * block_k / threads_of(columns)
+    return found
 
 
 def lines_of(problem: Any, columns: Columns) -> tuple[Array, Array, Array]:

@@ -27,6 +27,7 @@ from schedules.predict.estimate import (
     operand_bytes,
     threads_of,
     tile_of,
+    waiting,
     work,
 )
 from schedules.predict.features import OWN, features, table
@@ -44,6 +45,9 @@ EACH = (
 NEAR = 1.4
 TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: none of them legal, and few
 FEWER = 2  # stages than there seems to be room for, at most
+# loads of a loop that compilers unroll; of a longer one they may keep what waits in memory, and load one by one, up to
+# five times as slow
+UNROLLED = 32
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
 # fields by which configs differ that are worth trying one after the other
@@ -315,9 +319,9 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
             stage = np.where(stay, 0.0, filters) * item
             taken = taken + by_pairs(partial(spec.turned, p), pixels, k)[:, 0]
     elif "block_k" in columns.fields:
-        return columns.take(
-            np.flatnonzero(columns.get("stages", 1.0) * (m + n) * columns.get("block_k") * item <= room)
-        )
+        fit = columns.get("stages", 1.0) * (m + n) * columns.get("block_k") * item <= room
+        unrolled = fit & (waiting(problem, spec, columns) <= UNROLLED)
+        return columns.take(np.flatnonzero(unrolled if unrolled.any() else fit))
     else:
         return columns
     stages = np.minimum(np.floor((room - taken) / np.maximum(stage, 1.0)), most)

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.peers import bench, layer_case
-from benchmarks.peers.layer_case import Layer, Prebuilt
+from benchmarks.peers.layer_case import Layer, Prebuilt, Served, served
 from benchmarks.peers.layers import read_layers
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import DeviceError, UsageError
+from schedules.operators.conv2d_nhwc.cpu import CpuConfig
 from tests.benchmarks.peers import fake_torch
 
 
@@ -126,6 +127,33 @@ def test_a_schedule_by_name_has_the_layers_that_it_takes(
     (layer, *_) = compare_layers.layers_of(sets)
     ((_, made, why),) = BUILT_AHEAD([layer], parse_arch("llvm"), 1, "winograd_cpu")
     assert made.schedule == "winograd_cpu" and not why
+
+
+def test_what_the_benchmark_mode_serves_is_kept_apart(
+    compare_layers: ModuleType, device: Device, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some layers at once; one that has no kernel is told, and the others go on."""
+    together: list[int] = []
+
+    def serve(layers: list[Layer]) -> list[tuple[Served | None, str]]:
+        together.append(len(layers))
+        made = SimpleNamespace(made=f"cpu {CpuConfig(block_x=3)} for llvm")
+        return [(None, "no") if layer.problem.n == 5 else (served(layer, made, 0.5), "") for layer in layers]
+
+    monkeypatch.setattr(layer_case, "served_in_benchmark_mode", serve)
+    monkeypatch.setattr(compare_layers, "TOGETHER", 3)
+    words = [str(sets), "--only", "conv2d_nhwc *", "--log", str(tmp_path), "--benchmark"]
+    assert compare_layers.main(words) == 0
+    assert together == [3, 2] and sorted(device.batches) == [1, 2, 3, 4]
+    rows = read_layers(tmp_path / "some-gpu" / "layers_benchmark.json")["layers"]
+    assert {row.get("schedule") for row in rows} == {"cpu", None} and len(rows) == 5
+    assert not (tmp_path / "some-gpu" / "layers.json").exists()
+
+
+def test_a_served_kernel_tells_its_config(sets: Path) -> None:
+    (layer, *_) = import_module("benchmarks.compare_layers").layers_of(sets)
+    made = served(layer, SimpleNamespace(made=f"cpu {CpuConfig(block_x=3)} for llvm"), 0.5)
+    assert made.schedule == "cpu" and made.config == CpuConfig(block_x=3).to_json() and made.seconds == 0.5
 
 
 def test_a_run_that_the_device_ends_goes_on_where_it_was(

@@ -17,8 +17,8 @@ from schedules.hopper.config import STAGES
 from schedules.measure.choice import default_choice
 from schedules.predict import rank, trees
 from schedules.predict.configs import FILLED, columns_of
-from schedules.predict.estimate import LAUNCH
-from schedules.predict.rank import TILE, _sums_fit, filled, predicted_us, ranked, varied
+from schedules.predict.estimate import LAUNCH, waiting
+from schedules.predict.rank import TILE, UNROLLED, _sums_fit, filled, predicted_us, ranked, varied
 from scripts import fit_choice
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +118,18 @@ def test_what_is_never_legal_hides_nothing(name: str) -> None:
     """Tensor cores take no float32, and would seem many times as fast."""
     words = {**LAYER, "n": "64", "h": "28", "w": "28", "ci": "256", "co": "256", "dtype": "float32"}
     assert ranked(resolve(name, words)[1], ARCH)
+
+
+@pytest.mark.parametrize("name, ci", [("conv2d_nchw", "16"), ("conv2d_nhwc", "15")])
+def test_no_long_loop_of_single_loads_is_ranked(name: str, ci: str) -> None:
+    """Which a compiler may leave as it is."""
+    _, problem = resolve(name, {**LAYER, "ci": ci})
+    found = [each for each in ranked(problem, ARCH, "mma") if each.schedule == "mma"]
+    counts = [waiting(problem, operator_of(problem).schedule("mma"), columns_of([each.config]))[0] for each in found]
+    assert found and 0 < max(counts) <= UNROLLED
+    _, aligned = resolve(name, {**LAYER, "ci": "64", "h": "16", "w": "16", "kh": "1", "kw": "1", "pad": "0"})
+    columns = columns_of([each.config for each in ranked(aligned, ARCH, "mma")])
+    assert not waiting(aligned, operator_of(aligned).schedule("mma"), columns).any()
 
 
 def test_what_differs_in_its_tiles_is_worth_trying_first() -> None:

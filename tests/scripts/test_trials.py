@@ -133,8 +133,9 @@ def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
     "revision, concerned, other",
     [
         (REVISIONS[0], dict(h=15, w=15), dict(h=14, w=14)),
-        (REVISIONS[1], dict(h=14, w=14, stride="2"), dict(h=14, w=14)),
-        (REVISIONS[2], dict(h=16, w=16, kh=3, kw=3, stride="2"), dict(h=16, w=16, kh=3, kw=3)),
+        (REVISIONS[1], dict(h=16, w=16, stride="2"), dict(h=16, w=16)),
+        (REVISIONS[2], dict(h=14, w=14, stride="2"), dict(h=14, w=14)),
+        (REVISIONS[3], dict(h=16, w=16, kh=3, kw=3, stride="2"), dict(h=16, w=16, kh=3, kw=3)),
     ],
     ids=lambda each: getattr(each, "schedule", str(each)),
 )

@@ -28,10 +28,24 @@ from schedules.core.registry import operator as operator_named
 from schedules.core.versions import sources, versions
 from schedules.measure.journal import append
 from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.predict.rank import ranked, varied
 from schedules.store import kernels as module
 from schedules.store.disk import Disk
-from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of, look_around, missing, ready_to_build
+from schedules.store.kernels import (
+    build_all,
+    build_contenders,
+    chosen_for,
+    contenders,
+    is_kept,
+    keep_winner,
+    kernel_of,
+    look_around,
+    missing,
+    ready_to_build,
+    winner,
+)
 from tests.bundle.package import fake
+from tests.conftest import problem_of
 from tests.fake import record_of
 
 SOFTMAX = SoftmaxProblem(3, 41, dtype="float32")
@@ -332,3 +346,41 @@ def test_what_is_ready_is_copied(here: Disk, host: Arch, monkeypatch: pytest.Mon
         assert build_all({SOFTMAX: False}, host, None, here) == {}
         assert is_kept(SOFTMAX, host, None, here) and ready.alive == lives and not module._ready_ahead
     assert not ready.alive
+
+
+CONVOLUTION = dict(n=8, h=28, w=28, ci=128, co=128, kh=3, kw=3, pad=1, dtype="float16")
+
+
+def test_contenders_are_the_next_of_the_ranking(here: Disk, sm_90a: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen, and others that differ; of what a record or a caller names it alone."""
+    monkeypatch.setenv("SCHEDULES_LOGS", str(here.folder / "none"))
+    problem: Any = problem_of("conv2d_nhwc", **CONVOLUTION)
+    chosen = chosen_for(problem, sm_90a, None, here)
+    found = contenders(chosen, 4)
+    assert chosen.source == "default" and found[0] is chosen and len({each.key for each in found}) == len(found) == 4
+    best = [(each.schedule, each.config.to_json()) for each in varied(ranked(problem, sm_90a))]
+    assert [(each.schedule, each.config) for each in found] == best[:4]
+    assert all("predicted" in each.why and each.problem == problem for each in found)
+    assert contenders(replace(chosen, source="record"), 4) == [replace(chosen, source="record")]
+    assert contenders(chosen, 1) == [chosen]
+
+
+def test_the_winner_of_a_contest_is_kept(here: Disk, sm_90a: Arch) -> None:
+    problem: Any = problem_of("conv2d_nhwc", **CONVOLUTION)
+    _, second = contenders(chosen_for(problem, sm_90a, "NVIDIA H200", here), 2)
+    assert winner(problem, sm_90a, "NVIDIA H200", here) is None
+    kept = keep_winner(second, "it won", problem, "NVIDIA H200", here)
+    assert kept == replace(second, why="it won") == winner(problem, sm_90a, "NVIDIA H200", here)
+    assert winner(problem, sm_90a, "NVIDIA H100 80GB HBM3", here) is None
+    assert chosen_for(problem, sm_90a, "NVIDIA H200", here).key != second.key
+
+
+def test_contenders_are_built_once(here: Disk, host: Arch) -> None:
+    """By all cores; an error is that of its own."""
+    chosen = chosen_for(SOFTMAX, host, None, here)
+    wrong = replace(chosen, config={**chosen.config, "nothing": 1})
+    done: list[None] = []
+    failed = build_contenders([chosen, wrong], None, here, lambda: done.append(None))
+    assert list(failed) == [wrong.key] and "nothing" in str(failed[wrong.key]) and len(done) == 2
+    assert is_right(kernel_of(chosen, here))
+    assert build_contenders([chosen], None, here, lambda: done.append(None)) == {} and len(done) == 3
