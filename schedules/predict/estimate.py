@@ -277,13 +277,15 @@ def _vectors(p: Any, spec: ScheduleSpec, joined: Array, most: int) -> tuple[Arra
 
 def waiting(problem: Any, spec: ScheduleSpec, columns: Columns) -> Array:
     """Elements of a step that a thread of a TE kernel loads one by one, as they are less than the word that an
-    asynchronous copy moves: they wait in its registers."""
+    asynchronous copy moves: they wait in its registers while those of the step before are multiplied."""
     p, item = problem.folded if spec.folded else problem, operand_bytes(problem, spec)
     (m, n), block_k = tile_of(columns), columns.get("block_k")
     pixel, channel = (n, m) if spec.channels_along_rows else (m, n)
     joined = spec.joined(p, block_k) if spec.joined is not None else np.zeros(columns.count, bool)
     data, filters = _vectors(p, spec, joined, 16 // item)
-    found: Array = ((data * item < WORD) * pixel + (filters * item < WORD) * channel) * block_k / threads_of(columns)
+    several = np.where(joined, p.kh * p.kw * p.ci > block_k, (p.kh * p.kw > 1) | (p.ci > block_k))
+    single = (data * item < WORD) * pixel + (filters * item < WORD) * channel
+    found: Array = several * single * block_k / threads_of(columns)
     return found
 
 

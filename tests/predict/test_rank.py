@@ -132,6 +132,14 @@ def test_no_long_loop_of_single_loads_is_ranked(name: str, ci: str) -> None:
     assert not waiting(aligned, operator_of(aligned).schedule("mma"), columns).any()
 
 
+def test_what_is_loaded_in_one_step_waits_for_nothing() -> None:
+    _, problem = resolve("conv2d_nchw", {**LAYER, "ci": "3"})
+    spec = operator_of(problem).schedule("mma")
+    words: dict[str, Any] = dict(block_m=64, block_n=128, warps_m=2, warps_n=2, stages=2, min_blocks=0)
+    assert waiting(problem, spec, columns_of([spec.config(block_k=16, **words)])) == [24.0]
+    assert waiting(problem, spec, columns_of([spec.config(block_k=32, **words)])) == [0.0]
+
+
 def test_what_differs_in_its_tiles_is_worth_trying_first() -> None:
     _, problem = resolve("conv2d_nhwc", LAYER)
     found = ranked(problem, ARCH)

@@ -37,7 +37,7 @@ from schedules.hopper.lines import beyond, down
 from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.runs import Classes, TurnedLines
 from schedules.hopper.schedule import tma_schedule
-from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, line_staging, slot_staging
+from schedules.hopper.shared import PATTERN, SECTOR, UNIT, Slots, TensorMap, line_staging, slot_staging
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork, check_own_pixels
 from schedules.operators.conv2d_nchw.repack import repack
@@ -54,6 +54,7 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 PAIRS = (1, 3)
 MOST_TAPS = 7  # that look at a pixel if several pairs are tried, or more if filters are as many times fewer than MANY
 MANY = 128
+MANY_MORE = 1.1  # times as many tiles, whose results leave in whole sectors
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
 VECTOR = UNIT // ITEM  # elements in 16 bytes
@@ -145,12 +146,16 @@ def _cost(layout: Layout) -> float:
 @lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
     """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn, then
-    those whose lines are longest, in which results leave.  None if there are none."""
+    those whose lines are longest, in which results leave.  Those with lines of half a sector only if others are many
+    more.  None if there are none."""
 
     def cost(box: Box) -> tuple[float, ...]:
         return _cost(layout_of(problem, box)), -box[2]
 
-    return pixel_tiles(problem, pixels, (parts,), line=PATTERN, prefer=cost, alone=True)
+    short, long = (
+        pixel_tiles(problem, pixels, (parts,), line=line, prefer=cost, alone=True) for line in (PATTERN, SECTOR // ITEM)
+    )
+    return long if short and long and long.count <= MANY_MORE * short.count else short
 
 
 def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes | TurnedLines:
