@@ -129,7 +129,9 @@ def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
         return build(problem, arch, choice.schedule, choice.config).module["main"]
     config, fixed = choice.config.to_json(), operator_of(problem).schedule(choice.schedule).fixed_shape
     words = f"{choice.schedule} {choice.config} for {arch}"
-    return kernel_of(Chosen(problem, arch, choice.schedule, config, words, str(choice), fixed), disk()).function
+    return kernel_of(
+        Chosen(problem, arch, choice.schedule, config, words, choice.source, str(choice), fixed), disk()
+    ).function
 
 
 def write_build(choice: Choice, arch: Arch, bundle: Path) -> Bundle:
