@@ -344,8 +344,9 @@ def _contenders(problem: Problem, device: torch.device, kept: Disk) -> list[Chos
 
 
 def _timed(problem: Problem, device: torch.device, kept: Disk) -> Chosen | None:
-    """What it finds to be the fastest; None where it is off, has no choice, or no kernel may run now."""
-    if not benchmark.is_asked(device) or _is_capturing():
+    """What it finds to be the fastest; None where it is off, has no choice, no kernel may run now, or nothing could be
+    kept of it."""
+    if not benchmark.is_asked(device) or _is_capturing() or not kept.takes_files():
         return None
     arch, name = arch_of(device), _name(device)
     if found := winner(problem, arch, name, kept):

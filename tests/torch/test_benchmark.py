@@ -77,6 +77,8 @@ def test_what_differs_is_left_out(dtype: str, function: Any, caplog: pytest.LogC
 def test_roundings_do_not_differ() -> None:
     near = Fake("other", FAST, lambda x: -x * (1 + 2.0**-11))
     assert benchmark.fastest([Fake("first", SLOW), near], CPU).number == 1
+    undefined = [Fake(name, seconds, lambda x: x / 0 * 0) for name, seconds in (("first", SLOW), ("other", FAST))]
+    assert benchmark.fastest(undefined, CPU).number == 1
     infinite = [Fake(name, seconds, lambda x: x / 0) for name, seconds in (("first", SLOW), ("other", FAST))]
     assert benchmark.fastest(infinite, CPU).number == 1
 
@@ -170,6 +172,14 @@ def test_nothing_is_timed_while_a_graph_is_captured(asked: list[list[str]], monk
     data, filter = torch.randn(1, 3, 9, 8), torch.randn(5, 3, 3, 3)
     torch.testing.assert_close(kernels.conv2d(data, filter), torch.conv2d(data, filter), rtol=1e-4, atol=1e-4)
     assert not asked
+
+
+def test_nothing_is_timed_that_no_folder_keeps(
+    asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SCHEDULES_CACHE", str(tmp_path / "file"))
+    assert convolved().made != "the other" and not asked
 
 
 def test_only_convolutions_are_timed(asked: list[list[str]]) -> None:
