@@ -117,6 +117,17 @@ def test_a_file_waits_for_those_that_it_shares_enough_with(tmp_path: Path) -> No
     assert [layers[ci].best for ci in (64, 2112, 1088, 4096)] == [10.0, 9.0, 10.0, 10.0]
 
 
+def test_a_host_is_of_its_device(tmp_path: Path) -> None:
+    """A file that shares nothing follows the one of its device before it, not another device's that is nearer."""
+    shared = range(64, 64 + 64 * 5, 64)
+    cudnn = {"a": {4096: 5.0}, "b": dict.fromkeys(shared, 8.0), "c": dict.fromkeys(shared, 7.0), "d": {2048: 5.0}}
+    files = [kept(tmp_path / f"{name}.jsonl", each, dict.fromkeys(each, 9.0)) for name, each in cudnn.items()]
+    for file, device in zip(files, ("H200", "H100 80GB HBM3", "H100 80GB HBM3", "H200"), strict=True):
+        file.write_text(file.read_text().replace("A GPU", f"NVIDIA {device}"))
+    best = {layer.problem.to_json()["ci"]: layer.best for layer in read(*files)[1]}
+    assert best == {4096: 9.0, 2048: 9.0, **dict.fromkeys(shared, 10.0)}
+
+
 def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
     """Each with its own device's rates; a launch there tells nothing of one here."""
     files = []

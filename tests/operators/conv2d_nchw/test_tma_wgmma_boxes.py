@@ -15,7 +15,7 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.hopper.runs import TurnedLines
 from schedules.hopper.turning import units_source
-from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, turned
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, tiles_of, turned
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
 
@@ -94,6 +94,15 @@ def work_of(arch: Arch, fields: dict[str, Any], **words: Any) -> BoxWork:
     work: BoxWork | None = config.work(problem)
     assert work is not None
     return work
+
+
+@pytest.mark.parametrize("width, box", [(152, (1, 2, 32)), (24, (1, 8, 8)), (56, (1, 8, 8)), (75, (1, 4, 16))])
+def test_boxes_of_whole_sectors_may_be_a_few_more(width: int, box: tuple[int, int, int]) -> None:
+    """Of 64 pixels: one in twenty more of them for lines of a sector or more, not one in seven."""
+    problem: Any = problem_of("conv2d_nchw", **HALF | dict(n=1, h=width, w=width, ci=16, co=16, kh=1, kw=1))
+    sides = problem.unchecked(h=2 * width, w=2 * width, stride=(2, 2))
+    found = tiles_of(sides, 64, 1)
+    assert found is not None and found.box == box
 
 
 @pytest.mark.parametrize("shape", SHAPES)
