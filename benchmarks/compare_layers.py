@@ -68,12 +68,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--only", nargs="+", default=["*"], metavar="PATTERN", help="runs, as 'conv2d_nhwc *' (default all)"
     )
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="in place of the runs that the files name")
-    parser.add_argument(
+    by = parser.add_mutually_exclusive_group()
+    by.add_argument(
         "--schedule",
         metavar="NAME",
         help=f"the layers that it takes by it, not by the default choice; kept as LOG/<device>/{KIND}_NAME.json",
     )
-    parser.add_argument(
+    by.add_argument(
         "--benchmark",
         action="store_true",
         help=f"what PyTorch's benchmark mode serves the layers with; kept as LOG/<device>/{BENCHMARK}.json",

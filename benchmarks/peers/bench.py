@@ -24,7 +24,7 @@ from schedules.core.versions import version_of
 from schedules.measure.choice import Choice
 from schedules.measure.records import environment
 from schedules.store.disk import disk
-from schedules.store.kernels import Chosen, kernel_of
+from schedules.store.kernels import chosen_as, kernel_of
 
 
 class Bench:
@@ -127,11 +127,7 @@ def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
             return found.load().function
     if arch.is_gpu:
         return build(problem, arch, choice.schedule, choice.config).module["main"]
-    config, fixed = choice.config.to_json(), operator_of(problem).schedule(choice.schedule).fixed_shape
-    words = f"{choice.schedule} {choice.config} for {arch}"
-    return kernel_of(
-        Chosen(problem, arch, choice.schedule, config, words, choice.source, str(choice), fixed), disk()
-    ).function
+    return kernel_of(chosen_as(choice, arch), disk()).function
 
 
 def write_build(choice: Choice, arch: Arch, bundle: Path) -> Bundle:

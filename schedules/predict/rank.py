@@ -45,8 +45,7 @@ EACH = (
 NEAR = 1.4
 TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: none of them legal, and few
 FEWER = 2  # stages than there seems to be room for, at most
-# loads of a loop that compilers unroll; of a longer one they may keep what waits in memory, and load one by one, up to
-# five times as slow
+# loads of a loop that compilers unroll; of a longer one they may keep what waits in memory, and load one by one
 UNROLLED = 32
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back

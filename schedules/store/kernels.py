@@ -115,27 +115,32 @@ def _choice(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared
     """`chosen_for`, and what is to be said of it by the process that was asked."""
     name = _choice_name(problem, arch, device, shared)
     kept = disk.find(name)
-    if kept is None:
-        found = (choose_widened if shared else choose)(problem, arch, device=device)
-        about = _about(found, arch)
-        warnings: Sequence[str] = found.warnings
-        disk.add(name, {"chosen": about, "warnings": warnings})
-    else:
-        about, warnings = kept.about["chosen"], kept.about["warnings"]
-    return _chosen(problem, arch, about), warnings
+    if kept is not None:
+        return _chosen(problem, arch, kept.about["chosen"]), kept.about["warnings"]
+    found = (choose_widened if shared else choose)(problem, arch, device=device)
+    chosen = chosen_as(found, arch)
+    disk.add(name, {"chosen": _about(chosen), "warnings": found.warnings})
+    return chosen, found.warnings
 
 
-def _about(choice: Choice, arch: Arch) -> dict[str, Any]:
-    """What a choice's file has of it."""
-    return {
-        "problem": choice.problem.to_json(every=True),
-        "schedule": choice.schedule,
-        "config": choice.config.to_json(),
-        "made": f"{choice.schedule} {choice.config} for {arch}",
-        "source": choice.source,
-        "why": str(dataclasses.replace(choice, passed_over="")),
-        "fixed_shape": operator_of(choice.problem).schedule(choice.schedule).fixed_shape,
-    }
+def chosen_as(choice: Choice, arch: Arch) -> Chosen:
+    """A choice as what serves its problem on `arch`."""
+    return Chosen(
+        choice.problem,
+        arch,
+        choice.schedule,
+        choice.config.to_json(),
+        made=f"{choice.schedule} {choice.config} for {arch}",
+        source=choice.source,
+        why=str(dataclasses.replace(choice, passed_over="")),
+        fixed_shape=operator_of(choice.problem).schedule(choice.schedule).fixed_shape,
+    )
+
+
+def _about(chosen: Chosen) -> dict[str, Any]:
+    """What a choice's file has of it, which `_chosen` reads."""
+    words = {each.name: getattr(chosen, each.name) for each in dataclasses.fields(chosen) if each.name != "arch"}
+    return {**words, "problem": chosen.problem.to_json(every=True)}
 
 
 def contenders(chosen: Chosen, count: int) -> list[Chosen]:
@@ -143,8 +148,7 @@ def contenders(chosen: Chosen, count: int) -> list[Chosen]:
     to be fast, and differ in schedule or tiles first."""
     found, arch = [chosen], chosen.arch
     for each in varied(ranked(chosen.problem, arch)) if chosen.source == "default" else ():
-        choice = Choice(chosen.problem, each.schedule, each.config, None, predicted=each)
-        other = _chosen(chosen.problem, arch, _about(choice, arch))
+        other = chosen_as(Choice(chosen.problem, each.schedule, each.config, None, predicted=each), arch)
         if len(found) < count and other.key not in {one.key for one in found}:
             found.append(other)
     return found
@@ -159,9 +163,7 @@ def winner(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> Chos
 def keep_winner(chosen: Chosen, why: str, problem: Problem, device: str | None, disk: Disk) -> Chosen:
     """Have `winner` find a contender, and why it is the one; it is handed back so."""
     found = dataclasses.replace(chosen, why=why)
-    about = {name: getattr(found, name) for name in ("schedule", "config", "made", "source", "why", "fixed_shape")}
-    about["problem"] = found.problem.to_json(every=True)
-    disk.add(_choice_name(problem, chosen.arch, device, shared=False, timed=True), {"chosen": about})
+    disk.add(_choice_name(problem, chosen.arch, device, shared=False, timed=True), {"chosen": _about(found)})
     return found
 
 

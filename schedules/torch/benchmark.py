@@ -1,7 +1,8 @@
 """PyTorch's benchmark mode (`torch.backends.cudnn.benchmark`), in which it times cuDNN's algorithms at a shape's first
 call: here kernels that are predicted to be fast are timed in turn, with nothing of an earlier call in L2.
 
-All must agree with the first of them, which serves without this mode.
+All must agree with the first of them, which serves without this mode.  The clock is PyTorch's, which knows its streams:
+`measure.timer` needs CUDA's Python bindings, and imports the compiler.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from schedules.core.arch import MOST_CACHE
 from schedules.core.errors import SchedulesError
 from schedules.core.problem import Argument
 from schedules.core.tolerance import TOLERANCES
@@ -27,7 +29,7 @@ logger = logging.getLogger("schedules")
 MOST = 6  # kernels of a shape that are timed
 SECONDS, LONGEST = 0.1, 0.5  # of their timing where that tells them apart, and at most
 CALLS = 2  # of a kernel in its turn
-FLUSH_BYTES = 256 << 20  # more than any L2
+FLUSH_BYTES = 2 * MOST_CACHE  # more than any L2
 FLUSHES = 2  # while the host queues a call
 SUMMED = 2.0**-12  # of the largest result, by which sums in another order may differ
 HIGHEST = 3  # random integers are less far from zero

@@ -292,7 +292,11 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
     with contextlib.ExitStack() as held:
         kept = disk() if disk().takes_files() else held.enter_context(private_disk())
         asked = [problem for problem in problems if _bundle_for(problem, device) is None]
-        timed = {problem: found for problem in asked if (found := _contenders(problem, device, kept))}
+        timed: dict[Problem, list[Chosen]] = {}
+        for problem in asked:
+            with contextlib.suppress(SchedulesError):  # which its own build tells
+                if found := _contenders(problem, device, kept):
+                    timed[problem] = found
         contending = [each for found in timed.values() for each in found]
         shared = {problem: _shared(problem, arch, device, kept) for problem in asked if problem not in timed}
         lacking = missing(shared, arch, name, kept)
@@ -355,11 +359,17 @@ def _timed(problem: Problem, device: torch.device, kept: Disk) -> Chosen | None:
     if not wanted:
         return None
     failed = build_contenders(wanted, name, kept)
-    for why in failed.values():
-        logger.warning("a kernel for %s is not timed: %s", problem, why)
-    wanted = [each for each in wanted if each.key not in failed]
-    with _current(device):
-        kernels = [_made(each, kept) for each in wanted]
+    fit: list[Chosen] = []
+    kernels: list[TorchKernel] = []
+    for each in wanted:
+        try:
+            if each.key in failed:
+                raise failed[each.key]
+            with _current(device):
+                kernels.append(_made(each, kept))
+            fit.append(each)
+        except SchedulesError as why:
+            logger.warning("a kernel for %s is not timed: %s", problem, why)
     if not kernels:
         return None
     try:
@@ -367,7 +377,7 @@ def _timed(problem: Problem, device: torch.device, kept: Disk) -> Chosen | None:
     except torch.OutOfMemoryError:
         logger.warning("kernels for %s are not timed: their tensors do not fit beside those of the program", problem)
         return None
-    return keep_winner(wanted[best.number], best.why, problem, name, kept)
+    return keep_winner(fit[best.number], best.why, problem, name, kept)
 
 
 def _is_capturing() -> bool:

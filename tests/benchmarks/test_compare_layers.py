@@ -150,6 +150,12 @@ def test_what_the_benchmark_mode_serves_is_kept_apart(
     assert not (tmp_path / "some-gpu" / "layers.json").exists()
 
 
+def test_a_schedule_is_not_what_the_mode_serves(compare_layers: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare_layers.arguments(["--benchmark", "--schedule", "winograd"])
+    assert "not allowed with argument --benchmark" in capsys.readouterr().err
+
+
 def test_a_served_kernel_tells_its_config(sets: Path) -> None:
     (layer, *_) = import_module("benchmarks.compare_layers").layers_of(sets)
     made = served(layer, SimpleNamespace(made=f"cpu {CpuConfig(block_x=3)} for llvm"), 0.5)

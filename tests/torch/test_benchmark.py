@@ -13,8 +13,9 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.core.errors import BuildError, DeviceError  # noqa: E402
+from schedules.core.errors import BuildError, ConfigError, DeviceError  # noqa: E402
 from schedules.core.problem import Argument  # noqa: E402
+from schedules.operators.conv2d_nchw.definition import NchwProblem as ConvProblem  # noqa: E402
 from schedules.store import kernels as store  # noqa: E402
 from schedules.torch import benchmark  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
@@ -198,6 +199,36 @@ def test_what_is_not_built_is_not_timed(
 
     monkeypatch.setattr(dispatch, "build_contenders", refuse)
     assert convolved().made != "the other" and len(asked[0]) == 1 and "is not timed: refused" in caplog.text
+
+
+def test_what_cannot_be_loaded_is_not_timed(
+    asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = dispatch._made
+
+    def refuse(chosen: store.Chosen, kept: Any) -> dispatch.TorchKernel:
+        if chosen.made == "the other":
+            raise DeviceError("no room for it")
+        return make(chosen, kept)
+
+    monkeypatch.setattr(dispatch, "_made", refuse)
+    assert convolved().made != "the other" and len(asked[0]) == 1 and "is not timed: no room for it" in caplog.text
+
+
+def test_what_has_no_choice_is_told_when_it_is_prepared(
+    asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose = dispatch.chosen_for
+
+    def refuse(problem: Any, *rest: Any) -> store.Chosen:
+        if problem.co == 7:
+            raise ConfigError("no such config")
+        return choose(problem, *rest)
+
+    monkeypatch.setattr(dispatch, "chosen_for", refuse)
+    monkeypatch.setattr(dispatch, "build_all", lambda *given: {})
+    kernels.prepare([ConvProblem(n=1, h=9, w=8, ci=3, co=co, kh=3, kw=3) for co in (7, 6)], CPU)
+    assert len(asked) == 1 and "no kernel for n=1" in caplog.text and "no such config" in caplog.text
 
 
 def test_without_room_the_first_serves(
