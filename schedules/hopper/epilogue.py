@@ -154,11 +154,11 @@ class Results:
     def _emit(self, place: Any, begin: Index, residual: Residual | None) -> None:
         """The same of one set of sums."""
         work, tensors, member = self.work, self.tensors, self.member
-        warp, lane = member.warp, member.lane
+        lane = member.lane
         staging = work.output.staging
         a, b = work.a.tile, work.b.tile
         block_rows, warp_rows = work.config.sixteens
-        tops = [named("top", warp * warp_rows + row_of(work.a, lane, below)) for below in (0, 8)]
+        tops = [named("top", row_of(work.a, member, below, warp_rows)) for below in (0, 8)]
         # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
         lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]

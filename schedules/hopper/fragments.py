@@ -43,46 +43,73 @@ __device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& 
 }
 """
 
-# of two rows the channels k, k + 1, k + 8, k + 9; a register has two channels of a row, in the order of bytes given
-_ONE_BY_ONE = """
+_LOWER, _UPPER = 0x5410, 0x7632  # the lower halves of two words, or the upper ones
+_TURNED = {_LOWER: 0x1054, _UPPER: 0x3276}  # the same of two words that were read in the other order
+_OUTSIDE = 0x3232  # twice the upper half of the first, which is zero
+
+
+def _one_by_one_source(pitch: int, odd_first: bool) -> str:
+    """Of two rows the channels k, k + 1, k + 8, k + 9; a register has two channels of a row, in the order of bytes
+    given."""
+    loads = [
+        f'asm volatile("ld.shared.u16 %0, [%1{at}];" : "=r"({row[0]}{number}) : "r"({row}{more}));'
+        for row in ("upper", "lower")
+        for number, (at, more) in _channels(pitch, odd_first).items()
+    ]
+    return """
 __device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2,
     unsigned int& a3, unsigned int upper, unsigned int lower, unsigned int upper_order, unsigned int lower_order,
-    unsigned int upper_order_8, unsigned int lower_order_8) {{
-  unsigned int u0, u1, u8, u9, v0, v1, v8, v9;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(u0) : "r"(upper));
-  asm volatile("ld.shared.u16 %0, [%1+{0}];" : "=r"(u1) : "r"(upper));
-  asm volatile("ld.shared.u16 %0, [%1+{1}];" : "=r"(u8) : "r"(upper));
-  asm volatile("ld.shared.u16 %0, [%1+{2}];" : "=r"(u9) : "r"(upper));
-  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v0) : "r"(lower));
-  asm volatile("ld.shared.u16 %0, [%1+{0}];" : "=r"(v1) : "r"(lower));
-  asm volatile("ld.shared.u16 %0, [%1+{1}];" : "=r"(v8) : "r"(lower));
-  asm volatile("ld.shared.u16 %0, [%1+{2}];" : "=r"(v9) : "r"(lower));
-  a0 = __byte_perm(u0, u1, upper_order); a1 = __byte_perm(v0, v1, lower_order);
-  a2 = __byte_perm(u8, u9, upper_order_8); a3 = __byte_perm(v8, v9, lower_order_8);
+    unsigned int upper_order_8, unsigned int lower_order_8{more}) {{
+  unsigned int u0, u1, u8, u9, l0, l1, l8, l9;
+  {loads}
+  a0 = __byte_perm(u0, u1, upper_order); a1 = __byte_perm(l0, l1, lower_order);
+  a2 = __byte_perm(u8, u9, upper_order_8); a3 = __byte_perm(l8, l9, lower_order_8);
 }}
-"""
-_INSIDE, _OUTSIDE = 0x5410, 0x3232  # both channels, or twice the upper half of the first, which is zero
-# the same of two rows that share an aligned word
-_PAIRED = """
+""".format(loads="\n  ".join(loads), more=", int second" if odd_first else "")
+
+
+def _paired_source(pitch: int, odd_first: bool) -> str:
+    """The same of two rows that share an aligned word."""
+    loads = [
+        f'asm volatile("ld.shared.b32 %0, [%1{at}];" : "=r"(w{number}) : "r"(rows{more}));'
+        for number, (at, more) in _channels(pitch, odd_first).items()
+    ]
+    return """
 __device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2,
-    unsigned int& a3, unsigned int rows) {{
+    unsigned int& a3, unsigned int rows{more}) {{
   unsigned int w0, w1, w8, w9;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w0) : "r"(rows));
-  asm volatile("ld.shared.b32 %0, [%1+{0}];" : "=r"(w1) : "r"(rows));
-  asm volatile("ld.shared.b32 %0, [%1+{1}];" : "=r"(w8) : "r"(rows));
-  asm volatile("ld.shared.b32 %0, [%1+{2}];" : "=r"(w9) : "r"(rows));
-  a0 = __byte_perm(w0, w1, 0x5410); a1 = __byte_perm(w0, w1, 0x7632);
-  a2 = __byte_perm(w8, w9, 0x5410); a3 = __byte_perm(w8, w9, 0x7632);
+  {loads}
+  a0 = __byte_perm(w0, w1, {first}); a1 = __byte_perm(w0, w1, {second});
+  a2 = __byte_perm(w8, w9, {first}); a3 = __byte_perm(w8, w9, {second});
 }}
-"""
+""".format(
+        loads="\n  ".join(loads),
+        more=_TURNS if odd_first else "",
+        first="even_rows" if odd_first else _LOWER,
+        second="odd_rows" if odd_first else _UPPER,
+    )
+
+
+def _channels(pitch: int, odd_first: bool) -> dict[int, tuple[str, str]]:
+    """Of the channels k, k + 1, k + 8 and k + 9, `pitch` bytes apart, where a thread reads each: behind its own first
+    one, and what it adds to that; `odd_first` those of a pair are `second` bytes apart, of some threads backwards."""
+    found = {}
+    for channel in (0, 1, 8, 9):
+        at = channel - channel % 2 if odd_first else channel
+        found[channel] = f"+{at * pitch}" if at else "", " + second" if odd_first and channel % 2 else ""
+    return found
+
+
 # the same where channels may be none: of the first eight of a step, and the others, all bits or no bits of them
 _PAIRED_PART = """
 __device__ __forceinline__ void hopper_line_fragment_part(unsigned int& a0, unsigned int& a1, unsigned int& a2,
-    unsigned int& a3, unsigned int rows, unsigned int bits, unsigned int bits_8) {{
-  hopper_line_fragment(a0, a1, a2, a3, rows);
+    unsigned int& a3, unsigned int bits, unsigned int bits_8, unsigned int rows{more}) {{
+  hopper_line_fragment(a0, a1, a2, a3, rows{passed});
   a0 &= bits; a1 &= bits; a2 &= bits_8; a3 &= bits_8;
 }}
 """
+_TURNS = ", int second, unsigned int even_rows, unsigned int odd_rows"
+_PASSED = ", second, even_rows, odd_rows"
 
 
 def tile_row(lane: Expr, below: int) -> Expr:
@@ -90,9 +117,16 @@ def tile_row(lane: Expr, below: int) -> Expr:
     return T.truncdiv(lane, 4) * 2 + below // 8
 
 
-def row_of(operand: Operand, lane: Expr, below: int) -> Expr:
-    """The tile's row, of the sixteen of a warp, whose sums stand in row lane // 4 + `below` (0 or 8) of a fragment."""
-    return tile_row(lane, below) if operand.pairs_rows else T.truncdiv(lane, 4) + below
+def row_of(operand: Operand, member: Member, below: int, warp_rows: int = 16) -> Expr:
+    """The tile's row whose sums stand in row lane // 4 + `below` (0 or 8) of a thread's fragment; warps have rows from
+    every so manyth on."""
+    row = tile_row(member.lane, below) if operand.pairs_rows else T.truncdiv(member.lane, 4) + below
+    return member.warp * (warp_rows // 2) + spread_row(row) if operand.spreads_rows else member.warp * warp_rows + row
+
+
+def spread_row(row: Expr) -> Expr:
+    """Where the first warp's row of sixteen is, if the latter eight are half of 64 further (`lanes.QuadOrder`)."""
+    return row + T.truncdiv(row, 8) * (ROWS // 2 - 8)
 
 
 def reduction_at(position: int) -> int:
@@ -194,10 +228,13 @@ class PixelFragments(Fragments):
     """Of pixels of 16 bits that lie side by side: those of neighbouring rows are read at once where they share an
     aligned word."""
 
+    operand: Operand
     source: Lines | Images
     memory: int | Expr = 0  # where the first stage begins
     rows: list[Expr] = field(default_factory=list)  # of the tile, which the thread reads
     channel: int | Expr = 0  # bytes to the first channel that it reads
+    second: int | Expr = 0  # from there to the other one of a pair, if that is not the next one for all threads
+    inside: list[Expr] = field(default_factory=list)  # orders of bytes, of the lower halves of a pair and the upper
     at: list[Expr] = field(default_factory=list)  # of each row what the present product takes
     orders: list[Expr] = field(default_factory=list)  # of bytes, of its rows
 
@@ -208,14 +245,21 @@ class PixelFragments(Fragments):
 
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         self.memory = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
-        self.channel = T.truncmod(member.lane, 4) * (2 * self.pitch * HALF)
-        self.rows = [
-            first + m * ROWS + member.warp * 16 + row for m in range(self.blocks_m) for row in self._rows(member.lane)
-        ]
+        pair, pitch = T.truncmod(member.lane, 4), self.pitch * HALF
+        self.channel, self.inside = pair * (2 * pitch), [T.uint32(_LOWER), T.uint32(_UPPER)]
+        if self.source.order.odd_first:
+            turned = named("turned", pair >= 2)
+            self.channel += T.Select(turned, T.int32(pitch), T.int32(0))
+            self.second = kept("second", T.Select(turned, T.int32(-pitch), T.int32(pitch)))
+            self.inside = [
+                named("order", T.Select(turned, T.uint32(_TURNED[order]), T.uint32(order)))
+                for order in (_LOWER, _UPPER)
+            ]
+        self.rows = [first + m * ROWS + row for m in range(self.blocks_m) for row in self._rows(member)]
 
-    def _rows(self, lane: Expr) -> list[Expr]:
-        """Of the sixteen of a warp, those that the thread reads, of neighbours that share a word the first."""
-        return [tile_row(lane, 0)] if self.source.paired else [T.truncdiv(lane, 4) + below for below in (0, 8)]
+    def _rows(self, member: Member) -> list[Expr]:
+        """Of 64, those that the thread reads, of neighbours that share a word the first."""
+        return [row_of(self.operand, member, below) for below in ((0,) if self.source.paired else (0, 8))]
 
     def there(self, channel: int) -> Expr | None:
         """Whether the stage has eight channels from number `channel` on; None if it always has."""
@@ -225,17 +269,20 @@ class PixelFragments(Fragments):
         pitch = self.pitch * HALF
         both = [self.there(step * 16 + first) for first in (0, 8)]
         more = T.uint32(step * 16 * pitch)
-        name, source = "hopper_line_fragment", _PAIRED if self.source.paired else _ONE_BY_ONE
-        source = source.format(pitch, 8 * pitch, 9 * pitch)
+        name, turns = "hopper_line_fragment", [self.second] if self.source.order.odd_first else []
         if self.source.paired:
-            call = [self.at[m] + more]
+            source, call = _paired_source(pitch, self.source.order.odd_first), [self.at[m] + more]
             if both[0] is not None:
-                name, source = f"{name}_part", source + _PAIRED_PART.format()
-                call += [T.Select(there, T.uint32(0xFFFFFFFF), T.uint32(0)) for there in both]
+                words = dict(more=_TURNS, passed=_PASSED) if self.source.order.odd_first else dict(more="", passed="")
+                name, source = f"{name}_part", source + _PAIRED_PART.format(**words)
+                call = [T.Select(there, T.uint32(0xFFFFFFFF), T.uint32(0)) for there in both] + call
+            call += [*turns, *self.inside] if self.source.order.odd_first else []
         else:
+            source = _one_by_one_source(pitch, self.source.order.odd_first)
             call = [at + more for at in self.at[2 * m : 2 * m + 2]]
             for there, order in product(both, self.orders[2 * m : 2 * m + 2]):
                 call.append(order if there is None else T.Select(there, order, T.uint32(_OUTSIDE)))
+            call += turns
         T.evaluate(T.cuda.func_call(name, *self.of(memory, step, m), *call, source_code=source))
 
 
@@ -278,11 +325,11 @@ class LineFragments(PixelFragments):
         self.at, self.orders = [start + T.uint32(moved * HALF) for start in self.starts], []
         for y, (_, _, x) in zip(self.y, self.pixels, strict=True):
             if not self.source.padded:
-                self.orders.append(T.uint32(_INSIDE))
+                self.orders.append(self.inside[0])
                 continue
             x = x * p.stride[1] + (moved - p.pad[1])
             inside = tirx.all(y >= 0, y < p.h, x >= 0, x < p.w)
-            self.orders.append(named("order", T.Select(inside, T.uint32(_INSIDE), T.uint32(_OUTSIDE))))
+            self.orders.append(named("order", T.Select(inside, self.inside[0], T.uint32(_OUTSIDE))))
 
 
 @dataclass
@@ -315,7 +362,7 @@ class ImageFragments(PixelFragments):
     def begin_stage(self, start: Expr, ry: Index, chunk: Expr) -> None:
         start = named("begin", start)
         self.at = [named("from_image", T.Cast("uint32", place + start)) for place in self.places]
-        self.orders, self.left = [T.uint32(_INSIDE)] * len(self.at), self.source.left(chunk)
+        self.orders, self.left = [self.inside[0]] * len(self.at), self.source.left(chunk)
 
     def begin_product(self, number: int) -> None:
         """There is one."""
@@ -330,7 +377,7 @@ def fragments_of(operand: Operand, blocks_m: int) -> Fragments | None:
         return None
     steps = operand.tile.k * operand.tile.item // K_BYTES
     if isinstance(operand.source, Lines):
-        return LineFragments(steps, blocks_m, operand.source)
+        return LineFragments(steps, blocks_m, operand, operand.source)
     if isinstance(operand.source, Images):
-        return ImageFragments(steps, blocks_m, operand.source)
+        return ImageFragments(steps, blocks_m, operand, operand.source)
     return Tf32Fragments(steps, blocks_m, operand.tile)

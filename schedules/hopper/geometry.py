@@ -108,6 +108,11 @@ class Operand:
         return self.by_registers and not (isinstance(self.source, Lines | Images) and not self.source.paired)
 
     @property
+    def spreads_rows(self) -> bool:
+        """Whether of a warp's rows eight are half of 64 further than the others, as they are read."""
+        return self.by_registers and isinstance(self.source, Images) and self.source.order.spread
+
+    @property
     def copied(self) -> bool:
         """Whether all threads of the producer bring it."""
         return isinstance(self.source, Lines | Spans)

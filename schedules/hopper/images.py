@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from schedules.core.problem import Conv2dProblem
 from schedules.core.tvm import T, tirx
+from schedules.hopper.lanes import QuadOrder, quad_order
 from schedules.hopper.shared import UNIT, beyond_indices
 from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import named, where
@@ -72,6 +73,11 @@ class Images:
     def paired(self) -> bool:
         """Whether neighbouring pixels of a fragment share an aligned word."""
         return self.problem.stride == (1, 1) and self.plane % 2 == 0
+
+    @property
+    def order(self) -> QuadOrder:
+        """In which threads read pixels."""
+        return quad_order(self.plane, self.paired, self.problem.stride[1], (False, True) if self.paired else (False,))
 
     def reason(self) -> str | None:
         """Why the tensor cannot be read so; None if it can."""

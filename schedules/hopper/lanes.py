@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 WARP, BANKS = 32, 32
 EIGHT = 8  # lanes that store at once
+ROWS = 64  # of wgmma
 CHANNELS = 8  # of which a lane reads a word each, and stores the halves together
 
 
@@ -137,3 +140,38 @@ def _eights(words: Sequence[Word]) -> list[Eight]:
         if not any(eight.add(word) for eight in others):
             next(eight for eight in others if len(eight.words) < EIGHT).force(word)
     return found + [eight for eight in others if eight.words]
+
+
+# Sums of wgmma, and fragments of its operand a, have lanes in quads: of a row, or of two that stand side by side in
+# memory, a quad has pairs of channels side by side, and the quads of a warp have eight neighbours.
+
+
+@dataclass(frozen=True)
+class QuadOrder:
+    """In which lanes go to channels that lie apart: with `odd_first` the upper two of a quad take the odd one of a pair
+    first; with `spread` four quads have rows that are half of 64 further than those of the others."""
+
+    odd_first: bool
+    spread: bool
+
+    def wavefronts(self, pitch: int, paired: bool, step: int = 1) -> int:
+        """Of shared memory, for both channels of pairs, `pitch` elements of 16 bits apart, whichever element is the
+        first: rows are `step` elements apart, or `paired` in words."""
+        if paired:
+            step = 2
+        quads = [number * step for number in range(EIGHT)]
+        if self.spread:
+            quads = [each + (ROWS // 2 - EIGHT) * (each >= EIGHT) for each in quads]
+        found = 0
+        for first, late in product(range(0, 2 * BANKS, 1 + paired), (0, 1)):
+            channels = [2 * lane + (late ^ (self.odd_first and lane >= 2)) for lane in range(4)]
+            words = {(channel * pitch + first + quad) // 2 for channel, quad in product(channels, quads)}
+            found += max(Counter(word % BANKS for word in words).values())
+        return found
+
+
+@lru_cache
+def quad_order(pitch: int, paired: bool, step: int = 1, spread: Sequence[bool] = (False,)) -> QuadOrder:
+    """The plainest one that takes the fewest wavefronts, of those that may or may not `spread`."""
+    orders = [QuadOrder(odd_first, wide) for wide, odd_first in product(spread, (False, True))]
+    return min(orders, key=lambda order: order.wavefronts(pitch, paired, step))

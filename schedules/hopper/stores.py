@@ -167,6 +167,11 @@ class Stores(ABC):
         block, warp = self.work.config.sixteens
         return m * block + self.member.warp * warp
 
+    def row_of(self, m: int, below: int) -> Expr:
+        """The consumer's row of which the thread has sums, of those number `m`, and the upper or the lower eight."""
+        block, warp = self.work.config.sixteens
+        return m * block + row_of(self.work.a, self.member, below, warp)
+
     @abstractmethod
     def written(self) -> None:
         """Wait until those of all of the consumer's threads are seen by what stores them."""
@@ -373,8 +378,7 @@ class SlotStores(Stores):
         self.whole = in_order and self.staging.item == 2  # which stmatrix turns
         self.rows = []
         for m, below in () if self.whole else product(range(self.staging.rows // ROWS), (0, 8)):
-            row = self.row(m) + row_of(self.work.a, self.member.lane, below)
-            number, there = self.work.slot_of(self.place, self.member.part, row)
+            number, there = self.work.slot_of(self.place, self.member.part, self.row_of(m, below))
             self.rows.append((kept("slot", number - self.base), named("there", there)))
         self.left = T.truncmod(self.member.lane, 4) * 2
 

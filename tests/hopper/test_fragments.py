@@ -53,7 +53,7 @@ def lines_built(emulation: None) -> Built:
     ("old", "new"),
     [
         ("u0, u1, upper_order", "u1, u0, upper_order"),  # channels exchanged
-        ("v8, v9, lower_order", "v8, v9, upper_order"),  # zeros of another row
+        ("l8, l9, lower_order", "l8, l9, upper_order"),  # zeros of another row
         ("(uint)12850", "(uint)21520"),  # padding as it lies
         ("(uint)16 : (uint)0", "(uint)16 : (uint)16"),  # no zeros beyond the last channel
         ("(uint)129)", "(uint)1)"),  # copies not waited for

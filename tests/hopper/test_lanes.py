@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules.hopper.boxes import Along, Layout
-from schedules.hopper.lanes import BANKS, EIGHT, WARP, Lanes, Word, arranged
+from schedules.hopper.lanes import BANKS, EIGHT, ROWS, WARP, Lanes, QuadOrder, Word, arranged, quad_order
 
 
 def layout(h: int, w: int, k: int, stride: int, pad: int, dilation: int = 1) -> Layout:
@@ -77,3 +78,45 @@ def test_cycles_are_of_banks_and_of_rows() -> None:
 def test_words_that_fit_nowhere_are_turned_too() -> None:
     words = [Word(2 * BANKS * number, EIGHT * number, -1) for number in range(11)]
     assert wanted(arranged(words).words) == words
+
+
+def read_at_once(order: QuadOrder, pitch: int, paired: bool, first: int, late: int) -> list[int]:
+    """Elements that the lanes of the first warp read of a pair's channels, each lane one of them."""
+    found = []
+    for lane in range(WARP):
+        row = lane // 4 * (2 if paired else 1)
+        row += (ROWS // 2 - 8) * (order.spread and row >= 8)
+        odd = late ^ (order.odd_first and lane % 4 >= 2)
+        found.append((2 * (lane % 4) + odd) * pitch + row + first)
+    return found
+
+
+@given(st.integers(1, 200), st.booleans())
+def test_quads_read_with_the_fewest_conflicts(half: int, paired: bool) -> None:
+    """As counted lane by lane; and no order takes more than the plain one."""
+    pitch, widths = (2 * half, (False, True)) if paired else (2 * half - 1, (False,))
+    plain, chosen = QuadOrder(False, False), quad_order(pitch, paired, spread=widths)
+    for order in (plain, chosen):
+        counted = 0
+        for first in range(0, 2 * BANKS, 1 + paired):
+            for late in (0, 1):
+                words = {at // 2 for at in read_at_once(order, pitch, paired, first, late)}
+                counted += max(Counter(word % BANKS for word in words).values())
+        assert counted == order.wavefronts(pitch, paired)
+    assert chosen.wavefronts(pitch, paired) <= plain.wavefronts(pitch, paired)
+
+
+@pytest.mark.parametrize(
+    ("plane", "order", "times"),
+    [
+        (7 * 7, QuadOrder(odd_first=True, spread=False), 2),
+        (17 * 17, QuadOrder(odd_first=True, spread=False), 2),
+        (13 * 13, QuadOrder(odd_first=False, spread=False), 1),
+        (14 * 14, QuadOrder(odd_first=False, spread=True), 2),
+        (12 * 12, QuadOrder(odd_first=True, spread=False), 2),
+    ],
+)
+def test_planes_that_wait_for_banks_are_read_in_another_order(plane: int, order: QuadOrder, times: int) -> None:
+    paired = plane % 2 == 0
+    assert quad_order(plane, paired, spread=(False, True) if paired else (False,)) == order
+    assert QuadOrder(False, False).wavefronts(plane, paired) == times * order.wavefronts(plane, paired)

@@ -28,6 +28,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "part of a chunk, words": dict(n=3, h=6, w=7, ci=40, co=48),
     "part of a chunk, odd": dict(n=3, h=5, w=7, ci=56, co=24, activation="relu"),
     "pixels left out": dict(n=2, h=14, w=14, ci=32, co=48, stride=2, activation="relu"),
+    "rows far apart": dict(n=5, h=6, w=6, ci=40, co=48, bias=True, residual=True),
+    "odd channels first, words": dict(n=3, h=4, w=12, ci=40, co=24, residual=True),
+    "odd channels first, pixels left out": dict(n=2, h=12, w=12, ci=32, co=24, stride=2),
     "odd strides": dict(n=3, h=11, w=10, ci=16, co=24, stride="2,3", residual=True),
     "an image that fills a tile": dict(n=3, h=8, w=16, ci=40, co=40, residual=True),
     "more images than a tile has copies": dict(n=40, h=2, w=2, ci=32, co=32),
@@ -160,6 +163,35 @@ def built(emulation: None) -> Built:
     ],
 )
 def test_mutants_are_caught(built: Built, old: str, new: str) -> None:
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
+    assert old in source and caught(built, source.replace(old, new), arrays)
+
+
+ORDERED = {"apart": dict(h=7, w=7), "in words": dict(h=4, w=12), "spread": dict(h=6, w=6)}
+
+
+@pytest.fixture(scope="module")
+def ordered(emulation: None) -> dict[str, Built]:
+    """Whose threads read and store in an order with few bank conflicts."""
+    arch, shared = parse_arch("sm_90a"), dict(dtype="float16", kh=1, kw=1, n=3, ci=40, co=24)
+    problems = {name: problem_of("conv2d_nchw", **shared, **words) for name, words in ORDERED.items()}
+    return {name: build(problem, arch, NAME, SMALL, device_code=False) for name, problem in problems.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("apart", '"r"(upper + second)', '"r"(upper)'),  # a channel twice
+        ("apart", "(uint)4180", "(uint)21520"),  # channels exchanged
+        ("apart", "turned ? (unsigned short)word", "turned ? (unsigned short)(word >> 16)"),  # another's results
+        ("in words", '"r"(rows + second)', '"r"(rows)'),
+        ("in words", "w0, w1, even_rows", "w0, w1, 0x5410"),
+        ("in words", "turned ? odd : even", "turned ? even : odd"),
+        ("spread", "/ 16) * 24)) + ((warp_id_in_cta & 3) * 8)", "/ 16) * 24)) + ((warp_id_in_cta & 3) * 16)"),
+    ],
+)
+def test_mutants_of_orders_are_caught(ordered: dict[str, Built], name: str, old: str, new: str) -> None:
+    built = ordered[name]
     source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
     assert old in source and caught(built, source.replace(old, new), arrays)
 
