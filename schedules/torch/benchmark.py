@@ -23,10 +23,11 @@ from schedules.core.errors import SchedulesError
 from schedules.core.problem import Argument
 from schedules.core.tolerance import TOLERANCES
 from schedules.measure.contest import hold, percentile_of
+from schedules.predict.rank import RANKED
 
 logger = logging.getLogger("schedules")
 
-MOST = 6  # kernels of a shape that are timed
+MOST = RANKED  # kernels of a shape that are timed: all that the ranking hands back
 SECONDS, LONGEST = 0.1, 0.5  # of their timing where that tells them apart, and at most
 CALLS = 2  # of a kernel in its turn
 FLUSH_BYTES = 2 * MOST_CACHE  # more than any L2
@@ -66,7 +67,8 @@ def is_asked(device: torch.device) -> bool:
 
 
 def most() -> int:
-    """Kernels that are timed at most: `torch.backends.cudnn.benchmark_limit` if that is fewer, where 0 means all."""
+    """Kernels that are timed at most: `torch.backends.cudnn.benchmark_limit`, PyTorch's own 10 unless a program sets it;
+    0 means all."""
     return min(torch.backends.cudnn.benchmark_limit or MOST, MOST)
 
 
