@@ -17,43 +17,15 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
-from schedules.hopper.lanes import quad_order
 from schedules.hopper.shared import SECTOR, UNIT, PlaneStaging, StripStaging
-from schedules.hopper.stores import COPY_PART, PUT, VECTORS, Stores, barrier
-from schedules.tirx.types import Buffer, Expr, Index, Pointer
+from schedules.hopper.stores import COPY_PART, PUT, PUT_APART, VECTORS, Stores, barrier
+from schedules.tirx.types import Buffer, Expr, Pointer
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_16
 
 ITEM = 2  # bytes of a result of 16 bits
 _TOGETHER = 8  # named barrier of all consumers
 _STORE = "cp.async.bulk.global.shared::cta.bulk_group"
-
-
-# of two channels what a thread has of a row, or of two that share a word: the first channel's, and behind it the
-# other's; turned, the odd one's, and the other's in front of it
-_PUT = """
-__device__ __forceinline__ void hopper_put_{name}({words}, void* at, bool there{more}) {{
-  if (there) {{
-    (({kind}*)at)[0] = {first};
-    (({kind}*)at)[{second}] = {other};
-  }}
-}}
-"""
-
-
-def _put_source(plane: int, paired: bool, turned: bool) -> str:
-    if paired:
-        kind, words, two, each = "unsigned int", "unsigned int even, unsigned int odd", ("even", "odd"), plane // 2
-    else:
-        kind, words, each = "unsigned short", "unsigned int word", plane
-        two = "(unsigned short)word", "(unsigned short)(word >> 16)"
-    name = f"{'words' if paired else 'apart'}_{'turned_' if turned else ''}{plane}"
-    if not turned:
-        return _PUT.format(name=name, words=words, kind=kind, first=two[0], second=each, other=two[1], more="")
-    first, other = (f"turned ? {one} : {each}" for each, one in (two, two[::-1]))
-    second = "second / 2" if paired else "second"
-    more = ", int second, bool turned"
-    return _PUT.format(name=name, words=words, kind=kind, first=first, second=second, other=other, more=more)
 
 
 @dataclass
@@ -98,37 +70,27 @@ class PlaneStores(JoinedStores):
         super().__post_init__()
         assert isinstance(self.work.output.staging, PlaneStaging)
         self.staging = self.work.output.staging
-        plane, a = self.staging.plane, self.work.a
-        self.paired = a.pairs_rows and plane % 2 == 0  # the rows' results share a word
-        self.order = quad_order(plane, self.paired, spread=(self.paired and a.spreads_rows,))
-        first: Index = 0
-        if self.order.odd_first:
-            self.turned = named("turned", T.truncmod(self.member.lane, 4) >= 2)
-            self.second = kept("second", T.Select(self.turned, T.int32(-plane), T.int32(plane)))
-            first = T.Select(self.turned, T.int32(plane), T.int32(0))
         self.rows = [
-            (kept("slot", image * self.staging.image + result + first), named("there", there))
+            (kept("slot", image * self.staging.image + result), named("there", there))
             for image, result, there in self._rows()
         ]
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         plane, dtype = self.staging.plane, self.work.output.dtype
-        turned = [self.second, self.turned] if self.order.odd_first else []
-        end = f"turned_{plane}" if turned else f"{plane}"
-        if self.paired:
+        if self.work.a.pairs_rows and plane % 2 == 0:  # the rows' results share a word
             slot, there = self.rows[2 * m]
-            for half in range(2):
-                words = [pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j]) for j in range(2)]
-                target = self._at((self.left + (pair * 16 + half * 8)) * plane + slot)
-                call = f"hopper_put_words_{end}", *words, target, there, *turned
-                T.evaluate(T.cuda.func_call(*call, source_code=_put_source(plane, True, bool(turned))))
+            for half, j in product(range(2), range(2)):
+                word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
+                target = self._at((self.left + (pair * 16 + half * 8 + j)) * plane + slot)
+                call = "hopper_put_two", word, target, T.Select(there, T.int32(2), T.int32(0))
+                T.evaluate(T.cuda.func_call(*call, source_code=PUT["hopper_put_two"]))
             return
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
             word = pack_16(dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
             target = self._at((self.left + (pair * 16 + half * 8)) * plane + slot)
-            call = f"hopper_put_apart_{end}", word, target, there, *turned
-            T.evaluate(T.cuda.func_call(*call, source_code=_put_source(plane, False, bool(turned))))
+            name, source = f"hopper_put_apart_{plane}", PUT_APART.format(plane)
+            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
 
     def before(self) -> None:
         with T.If(self.thread == 0), T.Then():

@@ -67,8 +67,8 @@ def is_asked(device: torch.device) -> bool:
 
 
 def most() -> int:
-    """Kernels that are timed at most: `torch.backends.cudnn.benchmark_limit`, PyTorch's own 10 unless a program sets it;
-    0 means all."""
+    """Kernels that are timed at most: `torch.backends.cudnn.benchmark_limit`, 10 unless a program sets it; 0 means
+    all."""
     return min(torch.backends.cudnn.benchmark_limit or MOST, MOST)
 
 
