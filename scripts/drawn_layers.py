@@ -26,6 +26,7 @@ MIX = (
 # networks of SHAPES.json are traced with one image; what they are trained or served with
 BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 128)
 SHORT = 2e9  # operations of a layer whose kernel takes little longer than its launch
+LARGE, NARROW = 1700, 64  # pixels of an image, more of them, and channels
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 
 
@@ -146,13 +147,15 @@ def finish(dtype: str, r: random.Random) -> dict[str, Any]:
 
 def words_of(problem: Any) -> set[str]:
     """What sort of layer it is: few (channels), flat (1x1, every pixel for itself) or other; short, ragged (runs of
-    images or of pixels of a row that are no whole eights), residual, strided, its dtype and layout."""
+    images or of pixels of a row that are no whole eights), large (planes), narrow or uneven (channels), residual,
+    strided, its dtype and layout."""
     flat = (problem.kh, problem.kw, problem.stride) == (1, 1, (1, 1))
     run = problem.n if problem.output_axes[-1] == "n" else problem.out_w
     found = {"few" if problem.ci <= 16 else "flat" if flat else "other"}
     found |= {problem.dtype, operator_of(problem).name.removeprefix("conv2d_")}
     added = bool(problem.epilogue.of_axis("element"))
     more = {"short": problem.flops < SHORT, "ragged": run % 8 > 0, "residual": added}
+    more |= {"large": problem.h * problem.w > LARGE, "narrow": problem.ci <= NARROW, "uneven": problem.ci % 8 > 0}
     more["strided"] = max(problem.stride) > 1
     return found | {word for word, holds in more.items() if holds}
 

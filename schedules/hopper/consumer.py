@@ -51,6 +51,7 @@ class Consumer:
                 part("This one's, when all stages before are full")
                 self.wait_turn(turn)
             place = T.meta_var(self.place(tile))
+            self.results.warm(place)
             self.multiply_tile(place, peer, turn)
             part("The way out: a tile's results leave the registers while the producer fetches the next")
             if self.work.config.split_k > 1:

@@ -10,14 +10,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import unrounded
-from schedules.hopper.config import ROWS
+from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import row_of
 from schedules.hopper.geometry import Member, Work
 from schedules.hopper.joined import PlaneStores, StripStores
 from schedules.hopper.residual import Residual
 from schedules.hopper.shared import (
     FOLDS,
+    SECTOR,
     BlockStaging,
     LineStaging,
     NoStaging,
@@ -32,6 +34,14 @@ from schedules.hopper.stores import BlockStores, BoxStores, ColumnStores, LineSt
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
+
+CHANNELS = "co", "lo"  # axes of the output
+AHEAD = 2  # sixteens of columns whose elements are read before the present one is stored
+_WARM = """
+__device__ __forceinline__ void hopper_warm_at(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(at));
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -131,10 +141,35 @@ class Results:
             elif element is not None:
                 operands.append(element)
             else:
-                at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
-                # bound, as an activation may name it more than once
-                operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], at, inside)))
+                operands.append(self.element(operand.name, of_row, of_column))
         return unrounded(self.work.epilogue, total, operands)
+
+    def element(self, name: str, of_row: Along, of_column: Along) -> Expr:
+        """An operand's element in a row and a column, from where it lies in memory."""
+        at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
+        # bound, as an activation may name it more than once
+        return named(name, read(self.tensors[f"flat {name}"], at, inside))
+
+    def warm(self, place: Any) -> None:
+        """Have what threads read of the elements of the tile at `place` come into L2, while it is multiplied."""
+        config, part = self.work.config, self.member.part
+        if not self.reads_elements or config.split_k > 1 or self.work.leaving > 1:
+            return
+        rows, columns = config.rows, self.work.output.staging.columns
+        # lines of the tensor lie along pixels, or along channels
+        along_rows = (self.work.problem.output_axes[-1] in CHANNELS) == self.work.channels_along_rows
+        lines, length = (columns, rows) if along_rows else (rows, columns)
+        for operand in self.work.epilogue.of_axis("element"):
+            tensor = self.tensors[f"flat {operand.name}"]
+            pieces = -(-length * numpy_dtype(str(tensor.dtype)).itemsize // SECTOR)
+            with T.serial(-(-lines * pieces // WARPGROUP)) as turn:
+                number = named("piece", turn * WARPGROUP + self.member.thread)
+                line, at = T.truncmod(number, lines), T.truncdiv(number, lines) * (length // pieces)
+                row, column = (at, line) if along_rows else (line, at)
+                start, there = self.work.row_start(place, part, row)
+                more, inside = self.work.column_start(place, part, column)
+                with T.If(tirx.all(number < lines * pieces, there, inside)), T.Then():
+                    T.evaluate(T.cuda.func_call("hopper_warm_at", tensor.ptr_to([start + more]), source_code=_WARM))
 
     def emit(self, place: Any, begin: Index = 0, residual: Residual | None = None) -> None:
         """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
@@ -176,11 +211,28 @@ class Results:
             """The first of the 16 columns number `pair` of a box, which lanes their permutation gives them to, and the
             thread's first, which is stored."""
             column = box * staging.width + pair * 16
-            across = folded(column, b.fold) % 8 // 2  # as eight further: neighbouring eights differ in bit 0
-            return column, across, lefts[across] + begin + column
+            permuted = folded(column, b.fold) % 8 // 2  # as eight further: neighbouring eights differ in bit 0
+            return column, permuted, lefts[permuted] + begin + column
+
+        known: dict[tuple[int, int], list[Along]] = {}
+
+        def across(box: int, pair: int) -> list[Along]:
+            """What the results of the thread's columns, two of each eight, have in common."""
+            if (box, pair) not in known:
+                left = columns(box, pair)[2]
+                known[box, pair] = [each for half in range(2) for each in self.of_columns(place, left + 8 * half)]
+            return known[box, pair]
+
+        elements = work.epilogue.of_axis("element")
 
         def added(box: int, pair: int, m: int) -> list[Sequence[Expr | None]]:
             """The residual's elements of 64 rows number `m` and these columns: two for each pair of sums."""
+            if not residual and self.reads_elements and len(elements) == 1:
+                return [
+                    [self.element(elements[0].name, of_rows[2 * m + below], each) for each in of_half]
+                    for of_half in (across(box, pair)[:2], across(box, pair)[2:])
+                    for below in range(2)
+                ]
             if not residual:
                 return [(None, None)] * 4
             assert isinstance(stores, BoxStores | LineStores)
@@ -195,22 +247,25 @@ class Results:
         for first in range(0, staging.columns // staging.width, staging.together):
             stores.before()
             steps = list(product(range(first, first + staging.together), pairs, blocks))
-            ahead = added(*steps[0])
-            for (box, pair, m), following in zip(steps, [*steps[1:], None], strict=True):
-                column, across, left = columns(box, pair)
+            # the next ones before these are stored: the compiler moves no load above a store
+            early = AHEAD if self.reads_elements else 1
+            ahead = [added(*step) for step in steps[:early]]
+            for number, (box, pair, m) in enumerate(steps):
+                column, permuted, _ = columns(box, pair)
+                of_columns = across(box, pair)
                 if m == 0:
-                    of_columns = [each for half in range(2) for each in self.of_columns(place, left + 8 * half)]
                     self.fetch(column)
-                # the next ones before these are stored: the compiler moves no load above a store
-                elements, ahead = ahead, added(*following) if following else ahead
+                if number + early < len(steps):
+                    ahead.append(added(*steps[number + early]))
+                of_step = ahead[number]
                 values = []
                 for part, (half, below) in enumerate(product(range(2), range(2))):
                     group, of_row = (column + work.margin) // 8 + half, of_rows[2 * m + below]
                     totals, swap = self.totals(m, group, below), folded(column + 8 * half, b.fold) % 2
                     for i in range(2):
-                        given = of_columns[2 * half + i], elements[part][i]
+                        given = of_columns[2 * half + i], of_step[part][i]
                         values.append(self.finish(totals[i ^ swap], of_row, *given))
-                stores.write(box - first, values, m, pair, lanes[across])
+                stores.write(box - first, values, m, pair, lanes[permuted])
             stores.written()
             stores.store(first)
 

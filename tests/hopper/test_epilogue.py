@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from schedules.build.builder import build
-from schedules.core.arch import Arch
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.epilogue import Term
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
+from schedules.hopper.epilogue import AHEAD
 from tests.conftest import assert_mutants_caught, problem_of
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.test_geometry import places
@@ -175,3 +176,19 @@ def test_what_cannot_be_added(work_of: WorkOf, sm_90a: Arch) -> None:
     work = work_of(*ODD["NHWC"])
     work.epilogue = replace(work.epilogue, terms=(Term("mask", "pixel", "float16"),))
     assert "mask has a number for each pixel" in str(work.reason(sm_90a))
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns"), [("NHWC, odd channels", 64), ("NHWC, odd channels", 32), ("HWCN, TF32", 16)]
+)
+def test_elements_come_before_others_are_stored(emulation: None, layout: str, columns: int) -> None:
+    """A tile's elements come into L2 while it is multiplied, and those of the next columns are read before the present
+    ones are stored."""
+    name, schedule, fields, words = ODD[layout]
+    problem = problem_of(name, **fields, residual=True)
+    words = words | dict(block_n=columns)
+    source = str(build(problem, parse_arch("sm_90a"), schedule, words, device_code=False).sources["cu"])
+    main = source[source.rindex("__global__") :]
+    stored = min(main.find(put) for put in ("hopper_put", "hopper_store") if put in main)
+    assert main.index("hopper_warm_at(") < main.index("hopper_wgmma_") < stored
+    assert main[:stored].count("read_element_") == 8 * min(1 + AHEAD, columns // 16)
