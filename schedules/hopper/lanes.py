@@ -5,6 +5,8 @@ many words at once as there are banks.  Eight lanes store at once, and the swizz
 Words whose halves go into rows side by side are best left in their order, where lanes 4 to 7 of eight store the odd
 halves first.  Of others, eight are put together whose rows differ, of even halves and of odd ones, and four times eight
 whose banks do.
+
+Lanes that read fragments of wgmma's operand a have an order too (`QuadOrder`).
 """
 
 from __future__ import annotations
