@@ -46,6 +46,8 @@ __device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& 
 _LOWER, _UPPER = 0x5410, 0x7632  # the lower halves of two words, or the upper ones
 _TURNED = {_LOWER: 0x1054, _UPPER: 0x3276}  # the same of two words that were read in the other order
 _OUTSIDE = 0x3232  # twice the upper half of the first, which is zero
+_TURNS = ", int second, unsigned int even_rows, unsigned int odd_rows"  # parameters for that other order
+_PASSED = ", second, even_rows, odd_rows"
 
 
 def _one_by_one_source(pitch: int, odd_first: bool) -> str:
@@ -108,8 +110,6 @@ __device__ __forceinline__ void hopper_line_fragment_part(unsigned int& a0, unsi
   a0 &= bits; a1 &= bits; a2 &= bits_8; a3 &= bits_8;
 }}
 """
-_TURNS = ", int second, unsigned int even_rows, unsigned int odd_rows"
-_PASSED = ", second, even_rows, odd_rows"
 
 
 def tile_row(lane: Expr, below: int) -> Expr:
@@ -269,20 +269,19 @@ class PixelFragments(Fragments):
         pitch = self.pitch * HALF
         both = [self.there(step * 16 + first) for first in (0, 8)]
         more = T.uint32(step * 16 * pitch)
-        name, turns = "hopper_line_fragment", [self.second] if self.source.order.odd_first else []
+        name, odd_first = "hopper_line_fragment", self.source.order.odd_first
         if self.source.paired:
-            source, call = _paired_source(pitch, self.source.order.odd_first), [self.at[m] + more]
+            source, call = _paired_source(pitch, odd_first), [self.at[m] + more]
             if both[0] is not None:
-                words = dict(more=_TURNS, passed=_PASSED) if self.source.order.odd_first else dict(more="", passed="")
+                words = dict(more=_TURNS, passed=_PASSED) if odd_first else dict(more="", passed="")
                 name, source = f"{name}_part", source + _PAIRED_PART.format(**words)
                 call = [T.Select(there, T.uint32(0xFFFFFFFF), T.uint32(0)) for there in both] + call
-            call += [*turns, *self.inside] if self.source.order.odd_first else []
+            call += [self.second, *self.inside] if odd_first else []
         else:
-            source = _one_by_one_source(pitch, self.source.order.odd_first)
-            call = [at + more for at in self.at[2 * m : 2 * m + 2]]
+            source, call = _one_by_one_source(pitch, odd_first), [at + more for at in self.at[2 * m : 2 * m + 2]]
             for there, order in product(both, self.orders[2 * m : 2 * m + 2]):
                 call.append(order if there is None else T.Select(there, order, T.uint32(_OUTSIDE)))
-            call += turns
+            call += [self.second] if odd_first else []
         T.evaluate(T.cuda.func_call(name, *self.of(memory, step, m), *call, source_code=source))
 
 

@@ -144,14 +144,15 @@ def _eights(words: Sequence[Word]) -> list[Eight]:
     return found + [eight for eight in others if eight.words]
 
 
-# Sums of wgmma, and fragments of its operand a, have lanes in quads: of a row, or of two that stand side by side in
-# memory, a quad has pairs of channels side by side, and the quads of a warp have eight neighbours.
-
-
 @dataclass(frozen=True)
 class QuadOrder:
-    """In which lanes go to channels that lie apart: with `odd_first` the upper two of a quad take the odd one of a pair
-    first; with `spread` four quads have rows that are half of 64 further than those of the others."""
+    """In which lanes read fragments, or rows of them, from channels that lie apart.
+
+    Lanes stand in quads (PTX ISA, "Register Fragments for wgmma.mma_async"): of a row, or of two that stand side by
+    side in memory, a quad has pairs of channels side by side; the quads of a warp have eight neighbours.  With
+    `odd_first` the upper two of a quad take the odd channel of a pair first; with `spread` four quads have rows that
+    are half of 64 further than those of the others.
+    """
 
     odd_first: bool
     spread: bool

@@ -23,6 +23,14 @@ def test_words_of_a_sort_must_all_hold() -> None:
     assert all(operator_of(p).name == "conv2d_nchw" and p.dtype == "float16" and p.out_w % 8 for p in odd)
 
 
+def test_sorts_tell_planes_and_channels_apart() -> None:
+    sorts = ["large+narrow+float16", "uneven+other+float16"]
+    found = [problem for _, problem in islice(drawn_layers.problems(None, 3, sorts), 30)]
+    wide = [p for p in found if not (p.h * p.w > drawn_layers.LARGE and p.ci <= drawn_layers.NARROW)]
+    assert 0 < len(wide) < 30
+    assert all(p.ci % 8 and p.ci > 16 for p in wide)
+
+
 def test_results_are_finished_as_networks_do() -> None:
     found = [problem for _, problem in islice(drawn_layers.problems(None, 2, ["few", "flat", "other"]), 80)]
     for whole, activations in ((False, {"none", "relu", "silu"}), (True, {"none", "relu"})):

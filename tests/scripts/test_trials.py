@@ -147,6 +147,10 @@ def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
         (REVISIONS[1], dict(h=16, w=16, stride="2"), dict(h=16, w=16)),
         (REVISIONS[2], dict(h=14, w=14, stride="2"), dict(h=14, w=14)),
         (REVISIONS[3], dict(h=16, w=16, kh=3, kw=3, stride="2"), dict(h=16, w=16, kh=3, kw=3)),
+        (REVISIONS[4], dict(h=7, w=7), dict(h=13, w=13)),
+        (REVISIONS[4], dict(h=14, w=14), dict(h=16, w=16)),
+        (REVISIONS[5], dict(h=14, w=14, residual=True), dict(h=16, w=16, residual=True)),
+        (REVISIONS[6], dict(h=16, w=16, residual=True), dict(h=16, w=16)),
     ],
     ids=lambda each: getattr(each, "schedule", str(each)),
 )
@@ -158,6 +162,8 @@ def test_a_kernel_that_changed_has_its_trials_of_before_revised(
     words: dict[str, Any] = dict(block_m=64, block_n=64, block_k=32, num_stages=2, consumers=1, cluster_m=1)
     if revision.schedule == "tma_wgmma_boxes":
         words["row"] = False
+    if revision.schedule == "tma_wgmma_images":  # which tiles hold
+        words |= dict(block_m=384, block_n=32, consumers=3)
     config = spec.config(**words).to_json(True)
     header = {"target": "cuda:sm_90a", "device": "A GPU", "fields": {f"{revision.operator}.{spec.name}": list(config)}}
     lines = [json.dumps(header)]
