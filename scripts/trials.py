@@ -113,7 +113,8 @@ REVISIONS = (
     Revision("conv2d_nchw", "tma_wgmma_boxes", "2026-11-30T1412", 0.715, _skips_other_rows),
     # there are fewer bank conflicts: 200 trials of 103 layers (2026-11-30T1419), of that host
     Revision("conv2d_nchw", "tma_wgmma_boxes", "2026-11-30T1412", 0.952, _strided_words),
-    # threads read in another order: 86 trials without a residual, of the old and the new kernels in turn on one host
+    # threads read in another order: 86 trials without a residual, of the old and the new kernels in turn on one host;
+    # those of odd planes had slower stores, since dropped: 23 layers of layers.json whose config stayed tell 0.959
     Revision("conv2d_nchw", "tma_wgmma_images", "2026-11-30T1650", 0.967, _read_in_order),
     # residuals come into L2 before they are read, and are read before others are stored: 65 trials of 46 layers, of
     # the old and the new kernels in turn on one host

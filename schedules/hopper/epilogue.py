@@ -31,17 +31,12 @@ from schedules.hopper.shared import (
     folded,
 )
 from schedules.hopper.stores import BlockStores, BoxStores, ColumnStores, LineStores, RunStores, SlotStores, Stores
+from schedules.hopper.warm import bring
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
 
-CHANNELS = "co", "lo"  # axes of the output
 AHEAD = 2  # sixteens of columns whose elements are read before the present one is stored
-_WARM = """
-__device__ __forceinline__ void hopper_warm_at(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" :: "l"(at));
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,8 @@ class Results:
             return
         rows, columns = config.rows, self.work.output.staging.columns
         # lines of the tensor lie along pixels, or along channels
-        along_rows = (self.work.problem.output_axes[-1] in CHANNELS) == self.work.channels_along_rows
+        of_channels = len(self.work.problem.output_axes) - 1 in self.work.problem.channel_axes
+        along_rows = of_channels == self.work.channels_along_rows
         lines, length = (columns, rows) if along_rows else (rows, columns)
         for operand in self.work.epilogue.of_axis("element"):
             tensor = self.tensors[f"flat {operand.name}"]
@@ -169,7 +165,7 @@ class Results:
                 start, there = self.work.row_start(place, part, row)
                 more, inside = self.work.column_start(place, part, column)
                 with T.If(tirx.all(number < lines * pieces, there, inside)), T.Then():
-                    T.evaluate(T.cuda.func_call("hopper_warm_at", tensor.ptr_to([start + more]), source_code=_WARM))
+                    bring(tensor, start + more)
 
     def emit(self, place: Any, begin: Index = 0, residual: Residual | None = None) -> None:
         """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column

@@ -243,11 +243,16 @@ class PixelFragments(Fragments):
     def pitch(self) -> int:
         """Elements from channel to channel."""
 
+    @property
+    def odd_first(self) -> bool:
+        """Whether half of the threads read the odd channel of a pair first (`lanes.QuadOrder`)."""
+        return False
+
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         self.memory = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
         pair, pitch = T.truncmod(member.lane, 4), self.pitch * HALF
         self.channel, self.inside = pair * (2 * pitch), [T.uint32(_LOWER), T.uint32(_UPPER)]
-        if self.source.order.odd_first:
+        if self.odd_first:
             turned = named("turned", pair >= 2)
             self.channel += T.Select(turned, T.int32(pitch), T.int32(0))
             self.second = kept("second", T.Select(turned, T.int32(-pitch), T.int32(pitch)))
@@ -269,7 +274,7 @@ class PixelFragments(Fragments):
         pitch = self.pitch * HALF
         both = [self.there(step * 16 + first) for first in (0, 8)]
         more = T.uint32(step * 16 * pitch)
-        name, odd_first = "hopper_line_fragment", self.source.order.odd_first
+        name, odd_first = "hopper_line_fragment", self.odd_first
         if self.source.paired:
             source, call = _paired_source(pitch, odd_first), [self.at[m] + more]
             if both[0] is not None:
@@ -287,7 +292,7 @@ class PixelFragments(Fragments):
 
 @dataclass
 class LineFragments(PixelFragments):
-    """Of pixels that lie in lines."""
+    """Of pixels that lie in lines, as far apart as few wait for the same banks."""
 
     source: Lines
     places: list[Expr] = field(default_factory=list)  # of rows' pixels, were there no tap and one stage
@@ -342,6 +347,10 @@ class ImageFragments(PixelFragments):
     @property
     def pitch(self) -> int:
         return self.source.plane
+
+    @property
+    def odd_first(self) -> bool:
+        return self.source.order.odd_first
 
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         super().locate(rows, first, member)

@@ -21,7 +21,7 @@ from typing import ClassVar
 from schedules.core.problem import Conv2dProblem
 from schedules.core.tvm import T, tirx
 from schedules.hopper.config import WARPGROUP
-from schedules.hopper.lanes import BANKS, QuadOrder, quad_order
+from schedules.hopper.lanes import BANKS
 from schedules.hopper.shared import UNIT, beyond_indices
 from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
@@ -133,11 +133,6 @@ class Lines:
             return min((later - bank) % BANKS for bank, later in zip(banks, banks[1:] + banks[:1], strict=True))
 
         return max(range(first, first + 8 * VECTOR, VECTOR), key=lambda pitch: (spread(pitch), -pitch))
-
-    @property
-    def order(self) -> QuadOrder:
-        """In which threads read pixels."""
-        return quad_order(self.pitch, self.paired, self.step)
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from schedules.core.tvm import T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.shared import TensorMap, beyond_indices
-from schedules.hopper.spans import ITEM, WARP, Pixel, Spans
+from schedules.hopper.spans import WARP, Pixel, Spans
 from schedules.tirx.types import Buffer, Expr, Index, Tensors
 from schedules.tirx.values import named
 
@@ -25,6 +25,12 @@ __device__ __forceinline__ void hopper_warm(const void* tensor, int bytes, int e
   asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)tensor + (long long)element * bytes));
 }
 """
+
+
+def bring(tensor: Buffer, element: Expr) -> None:
+    """Have what memory has around an element of a flat or whole `tensor`, by its number, come into L2."""
+    start, item = tensor.ptr_to([0] * len(tensor.shape)), numpy_dtype(str(tensor.dtype)).itemsize
+    T.evaluate(T.cuda.func_call("hopper_warm", start, item, element, source_code=_WARM))
 
 
 def warm(
@@ -49,23 +55,19 @@ def warm(
 
 def _pixels(spans: Spans, pixel: Pixel, tensors: Tensors, thread: Expr, threads: int) -> None:
     """Of all channels, for the first row of the kernel: of each block of rows where it begins."""
-    tensor = tensors[spans.tensor]
-    start = tensor.ptr_to([0] * len(tensor.shape))
     for row in range(0, spans.asked, WARP):
         first, exists = pixel(row, T.int32(0))
         first, exists = named("first", first), named("exists", exists)
         with T.serial(-(-spans.channels // threads)) as turn:
             channel = named("channel", turn * threads + thread)
             with T.If(tirx.all(exists, channel < spans.channels)), T.Then():
-                element = first + channel * spans.plane
-                T.evaluate(T.cuda.func_call("hopper_warm", start, ITEM, element, source_code=_WARM))
+                bring(tensors[spans.tensor], first + channel * spans.plane)
 
 
 def _rows(source: TensorMap, boxes: Sequence[Load], tensor: Buffer, thread: Expr, threads: int) -> None:
     item = numpy_dtype(source.dtype).itemsize
     pieces = -(-source.box[0] * item // SECTORS)  # of a row
     rows = math.prod(source.box[1:]) * pieces
-    start = tensor.ptr_to([0] * len(tensor.shape))
     for box in boxes:
         with T.serial(-(-rows // threads)) as turn:
             number = named("row", turn * threads + thread)
@@ -78,4 +80,4 @@ def _rows(source: TensorMap, boxes: Sequence[Load], tensor: Buffer, thread: Expr
                 inside += [own >= 0, own < source.sizes[axis]]
                 element = element + own * (stride // item)
             with T.If(tirx.all(*inside)), T.Then():
-                T.evaluate(T.cuda.func_call("hopper_warm", start, item, element, source_code=_WARM))
+                bring(tensor, element)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from schedules.build.builder import build
+from schedules.check.verify import emulated_runs, poisoned
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.epilogue import Term
 from schedules.core.errors import ConfigError
@@ -190,5 +191,34 @@ def test_elements_come_before_others_are_stored(emulation: None, layout: str, co
     source = str(build(problem, parse_arch("sm_90a"), schedule, words, device_code=False).sources["cu"])
     main = source[source.rindex("__global__") :]
     stored = min(main.find(put) for put in ("hopper_put", "hopper_store") if put in main)
-    assert main.index("hopper_warm_at(") < main.index("hopper_wgmma_") < stored
+    assert main.index("hopper_warm((&(residual_ptr[0])") < main.index("hopper_wgmma_") < stored
     assert main[:stored].count("read_element_") == 8 * min(1 + AHEAD, columns // 16)
+
+
+MARK = """
+__device__ void mark(const void* tensor, int bytes, int element) { ((unsigned short*)tensor)[element] = 0x7fff; }
+"""
+WARMED: dict[str, Case] = {
+    "channels": ODD["NHWC, odd channels"],
+    "pixels": (
+        "conv2d_nchw", "tma_wgmma_turned", dict(n=3, h=5, w=7, ci=16, co=40, kh=1, kw=1, dtype="float16"),
+        SMALL | dict(block_n=32, lines_outside=False, whole_sectors=False, gathered=False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", WARMED)
+def test_a_tile_s_elements_come_by_sectors(emulation: None, lines: str) -> None:
+    """Of each line of the tensor in a tile every sixteenth: here they become NaN in place of coming into L2."""
+    name, schedule, fields, words = WARMED[lines]
+    built = build(problem_of(name, **fields, residual=True), parse_arch("sm_90a"), schedule, words, device_code=False)
+    source = str(built.sources["cu"])
+    at, call = source.index("__device__ __forceinline__ void hopper_warm("), "hopper_warm((&(residual_ptr[0]))"
+    marked = source[:at] + MARK + source[at:].replace(call, call.replace("hopper_warm", "mark"))
+    _, run = next(iter(emulated_runs(built, marked)))
+    arrays = built.operator.inputs(built.problem, np.random.default_rng(0))
+    found = np.isnan(run([*arrays, *poisoned(built.problem)])[0].astype("float32"))
+    if lines == "channels":  # of 27 of a pixel
+        assert (found == (np.arange(27) % 16 == 0)).all()
+    else:  # 105 pixels of three images, in tiles of 64
+        assert (found.transpose(1, 0, 2, 3).reshape(40, -1) == (np.arange(105) % 16 == 0)).all()
