@@ -35,7 +35,7 @@ from schedules.hopper.config import (
 from schedules.hopper.geometry import Load, Output
 from schedules.hopper.lines import beyond, down
 from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
-from schedules.hopper.runs import Classes, TurnedLines
+from schedules.hopper.runs import MOST_LOADS, Classes, TurnedLines
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import PATTERN, SECTOR, UNIT, Slots, TensorMap, line_staging, slot_staging
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -54,6 +54,8 @@ __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
 PAIRS = (1, 3)
 MOST_TAPS = 7  # that look at a pixel if several pairs are tried, or more if filters are as many times fewer than MANY
 MANY = 128
+FEW = 64  # channels
+K_STEPS = (2, 4)  # of wgmma in a stage that searches try, whatever the problem
 MANY_MORE = 1.1  # times as many tiles, whose results leave in whole sectors
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
@@ -64,7 +66,7 @@ VECTOR = UNIT // ITEM  # elements in 16 bytes
 class TmaWgmmaBoxesConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    k_steps = (2, 4)  # each of the two warps that turn has groups of eight channels of its own
+    k_steps = (1, 2, 4)  # each of the two warps that turn has groups of eight channels of its own
     row_of_taps = True
     registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = {
         (1, 1): (0, 255),
@@ -145,12 +147,14 @@ def _cost(layout: Layout) -> float:
 
 @lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
-    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn, then
-    those whose lines are longest, in which results leave.  Those with lines of half a sector only if others are many
-    more.  None if there are none."""
+    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn, if
+    few enough loads bring them, then those whose lines are longest, in which results leave.  Those with lines of half a
+    sector only if others are many more.  None if there are none."""
+    each = 0 if in_rows(problem) else Classes(problem.h * problem.w).count  # loads of a line
 
     def cost(box: Box) -> tuple[float, ...]:
-        return _cost(layout_of(problem, box)), -box[2]
+        layout = layout_of(problem, box)
+        return layout.box[1] * each > MOST_LOADS, _cost(layout), -box[2]
 
     short, long = (
         pixel_tiles(problem, pixels, (parts,), line=line, prefer=cost, alone=True) for line in (PATTERN, SECTOR // ITEM)
@@ -345,11 +349,18 @@ def pairs(problem: NchwProblem) -> tuple[Words, ...]:
     return axis("pairs", PAIRS if taps * min(1, problem.co / MANY) <= MOST_TAPS else PAIRS[:1])
 
 
+def steps(problem: NchwProblem) -> Sequence[int]:
+    """Of wgmma in a stage: one of several taps where half of the last 32 channels would be zeros, or where channels are
+    so few that all their filters may stay beside a chunk of 16."""
+    few = problem.ci <= FEW or 0 < problem.ci % 32 <= 16
+    return (1, *K_STEPS) if few and problem.kh * problem.kw > 1 else K_STEPS
+
+
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
     p = problem
     shapes = fitting(lambda m: boxes(p, m) or -(-p.pixels // m), p.co, p.reduction, arch.device)
     rows = axis("row", (True, False) if p.kw > 1 else (True,))
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, TmaWgmmaBoxesConfig.k_steps)
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, steps(p))
     return ProductSpace(TmaWgmmaBoxesConfig, words, rows, pairs(p), DEPTHS)
 
 

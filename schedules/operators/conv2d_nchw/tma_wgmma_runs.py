@@ -34,7 +34,7 @@ from schedules.operators.conv2d_nchw.position_work import (
 )
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
-from schedules.operators.conv2d_nchw.tma_wgmma_boxes import TmaWgmmaBoxesConfig, pairs, small
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import TmaWgmmaBoxesConfig, pairs, small, steps
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
 
@@ -251,7 +251,7 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaRunsConfig]:
     p = problem
     outputs = Positions(simplest(p), lines_outside=False).outputs
     shapes = fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, TmaWgmmaRunsConfig.k_steps)
+    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, steps(p))
     rows = axis("row", (True, False) if simplest(p).kw > 1 else (True,))
     return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), sector_tiles(p), DEPTHS)
 

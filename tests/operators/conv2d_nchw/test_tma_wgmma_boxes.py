@@ -15,7 +15,7 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.hopper.runs import TurnedLines
 from schedules.hopper.turning import units_source
-from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, tiles_of, turned
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, space, tiles_of, turned
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
 
@@ -67,6 +67,9 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(consumers=2, ping_pong=True, stationary=True),
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
     SMALL | dict(split_k=4, grid=4),
+    SMALL | dict(block_k=16, num_stages=3),
+    SMALL | dict(block_k=16, num_stages=4, consumers=2, ping_pong=True, stationary=True, row=False),
+    SMALL | dict(block_k=16, block_m=128, consumers=2, pairs=3, cluster_m=2, grid=4),
 ]
 # by three pairs of warps that take turns at chunks: fewer than pairs, of tiles one after the other
 IN_TURN: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -103,6 +106,32 @@ def test_boxes_of_whole_sectors_may_be_a_few_more(width: int, box: tuple[int, in
     sides = problem.unchecked(h=2 * width, w=2 * width, stride=(2, 2))
     found = tiles_of(sides, 64, 1)
     assert found is not None and found.box == box
+
+
+def test_boxes_of_lines_one_by_one_have_no_more_than_are_loaded(sm_90a: Arch) -> None:
+    """Nine lines in eight classes are too many loads, with which no tile of 128 pixels was legal; five are not."""
+    work = work_of(sm_90a, dict(n=1, h=129, w=129, ci=64, co=32, kh=3, kw=3, stride=2), block_m=128, consumers=2)
+    assert work.tiles.box == (1, 2, 64) and isinstance(work.turned, TurnedLines) and work.turned.reason() is None
+    rows = work_of(sm_90a, dict(n=1, h=128, w=128, ci=64, co=32, kh=3, kw=3, stride=2), block_m=128, consumers=2)
+    assert rows.tiles.box == (1, 4, 32)
+
+
+@pytest.mark.parametrize(
+    "ci, k, tried", [(48, 3, True), (64, 3, True), (112, 3, True), (128, 3, False), (120, 3, False), (48, 1, False)]
+)
+def test_stages_of_16_channels_are_tried_of_few_or_where_they_waste_less(
+    sm_90a: Arch, ci: int, k: int, tried: bool
+) -> None:
+    problem: Any = problem_of("conv2d_nchw", **HALF | dict(n=2, h=64, w=64, ci=ci, co=64, kh=k, kw=k, pad=k // 2))
+    assert (16 in {config.block_k for config in space(problem, sm_90a)}) == tried
+
+
+def test_all_filters_of_few_channels_stay_beside_chunks_of_16(sm_90a: Arch) -> None:
+    fields = dict(n=2, h=320, w=320, ci=48, co=96, kh=3, kw=3, stride=2, pad=1)
+    tile = dict(block_m=128, block_n=96, consumers=2, ping_pong=True, stationary=True)
+    work_of(sm_90a, fields, block_k=16, num_stages=8, **tile)
+    with pytest.raises(ConfigError, match="bytes of shared memory"):
+        work_of(sm_90a, fields, block_k=32, **tile)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -299,7 +328,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     for words, reason in (
         (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
         (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads bring for their own block; give 1"),
-        (dict(block_k=128), "block_k=128 is not 32 or 64"),
+        (dict(block_k=128), "block_k=128 is not 16, 32 or 64"),
         (dict(num_stages=40), "num_stages=40 needs"),
         (dict(pairs=2), "pairs=2 of warps that turn is not 1 or 3"),
         (dict(pairs=3, block_m=192, consumers=3), "pairs=3 is for consumers and blocks_sm of 1 and 1, 2 and 1"),

@@ -51,6 +51,7 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(block_m=192, block_n=48, consumers=3),
     SMALL | dict(consumers=2, ping_pong=True, stationary=True),
     SMALL | dict(pairs=3),
+    SMALL | dict(block_k=16, num_stages=3, consumers=2, ping_pong=True, stationary=True),
     SMALL | dict(pairs=3, block_m=128, consumers=2, block_k=64, split_k=2, grid=4, row=False),
     SMALL | dict(split_k=2, grid=4),
     SMALL | dict(split_k=4, grid=4, row=False, block_m=128, consumers=2),
@@ -146,7 +147,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     for words, reason in (
         (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
         (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads bring for their own block; give 1"),
-        (dict(block_k=128), "block_k=128 is not 32 or 64"),
+        (dict(block_k=128), "block_k=128 is not 16, 32 or 64"),
         (dict(num_stages=40), "num_stages=40 needs"),
     ):
         with pytest.raises(ConfigError, match=reason):
