@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, TypeVar
 
+from schedules.core.arch import Arch
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import TurnedData
-from schedules.hopper.config import STAGING, HopperConfig
+from schedules.hopper.config import SHAPES, STAGING, HopperConfig, fitting
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import (
     UNIT,
@@ -70,6 +71,12 @@ def sector_tiles(problem: NchwProblem) -> list[dict[str, bool]]:
     """Fields of the tiles worth trying: where planes are no whole 16 bytes, those that write whole sectors too."""
     plane = problem.out_h * problem.out_w
     return [dict(), dict(whole_sectors=True)] if plane > 1 and plane % VECTOR else [dict()]
+
+
+def shapes_of(positions: Positions, arch: Arch) -> tuple[tuple[int, int, int], ...]:
+    """(block_m, block_n, consumers) worth trying for tiles of `positions`."""
+    p, outputs = positions.problem, positions.outputs
+    return SHAPES + fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from schedules.operators.conv2d_nchw.position_work import (
     SectorsConfig,
     check_own_pixels,
     sector_tiles,
+    shapes_of,
 )
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import repack
@@ -92,8 +93,10 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
-    words = blocks(problem.dtype, arch.device, filters=True, own_pixels=True)
-    return ProductSpace(TmaWgmmaLinesConfig, words, sector_tiles(gathered(simplest(problem))), DEPTHS)
+    p = gathered(simplest(problem))
+    shapes = shapes_of(Positions(p, lines_outside=False), arch)
+    words = blocks(p.dtype, arch.device, shapes, filters=True, own_pixels=True)
+    return ProductSpace(TmaWgmmaLinesConfig, words, sector_tiles(p), DEPTHS)
 
 
 SCHEDULE = tma_schedule(

@@ -18,7 +18,7 @@ from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import GROUP, ITEM, WARP, Pixel, in_parts, one_of
-from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, work_of
+from schedules.hopper.config import DEPTHS, HopperConfig, blocks, work_of
 from schedules.hopper.geometry import Load
 from schedules.hopper.runs import Classes, TurnedRuns
 from schedules.hopper.schedule import tma_schedule
@@ -31,6 +31,7 @@ from schedules.operators.conv2d_nchw.position_work import (
     SectorsConfig,
     check_own_pixels,
     sector_tiles,
+    shapes_of,
 )
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
@@ -249,9 +250,8 @@ def default(problem: NchwProblem, arch: Arch) -> HopperConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaRunsConfig]:
     p = problem
-    outputs = Positions(simplest(p), lines_outside=False).outputs
-    shapes = fitting(lambda m: -(-outputs // m), p.co, p.reduction, arch.device)
-    words = blocks(p.dtype, arch.device, (*SHAPES, *shapes), True, True, steps(p))
+    shapes = shapes_of(Positions(simplest(p), lines_outside=False), arch)
+    words = blocks(p.dtype, arch.device, shapes, True, True, steps(p))
     rows = axis("row", (True, False) if simplest(p).kw > 1 else (True,))
     return ProductSpace(TmaWgmmaRunsConfig, words, rows, pairs(p), sector_tiles(p), DEPTHS)
 

@@ -29,6 +29,7 @@ from schedules.operators.conv2d_nchw.position_work import (
     SectorsConfig,
     check_own_pixels,
     sector_tiles,
+    shapes_of,
 )
 from schedules.operators.conv2d_nchw.positions import Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
@@ -155,9 +156,10 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaSpansConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaSpansConfig]:
     halos = [dict(), dict(halo=True)] if simplest(problem).kh > 1 else [dict()]
+    shapes = shapes_of(Positions(simplest(problem), lines_outside=False), arch)
     return ProductSpace(
         TmaWgmmaSpansConfig,
-        blocks(problem.dtype, arch.device, filters=True, own_pixels=True),
+        blocks(problem.dtype, arch.device, shapes, filters=True, own_pixels=True),
         lines_of(problem),
         halos,
         sector_tiles(problem),

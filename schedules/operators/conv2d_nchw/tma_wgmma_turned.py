@@ -30,6 +30,7 @@ from schedules.operators.conv2d_nchw.position_work import (
     check_shared_filters,
     filter_operand,
     sector_tiles,
+    shapes_of,
 )
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
@@ -131,10 +132,12 @@ def lines_of(problem: NchwProblem) -> list[dict[str, bool]]:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
-    lines = lines_of(problem)
+    p, lines = simplest(problem), lines_of(problem)
+    ways = {p: None, gathered(p): None}  # of as many positions or, gathered, fewer
+    shapes = [shape for way in ways for shape in shapes_of(Positions(way, lines_outside=False), arch)]
     return ProductSpace(
         TmaWgmmaTurnedConfig,
-        blocks(problem.dtype, arch.device, filters=True),
+        blocks(problem.dtype, arch.device, tuple(dict.fromkeys(shapes)), filters=True),
         [*lines, dict(gathered=True)] if problem.kh * problem.kw > 1 else lines,
         sector_tiles(problem),
         DEPTHS,
