@@ -6,7 +6,7 @@ import pytest
 
 from schedules.core.arch import Arch
 from schedules.core.registry import operator
-from schedules.hopper.config import K_STEPS, SHAPES, blocks, fitting
+from schedules.hopper.config import K_STEPS, PING_PONG, SHAPES, blocks, fitting
 from tests.conftest import problem_of
 
 
@@ -39,6 +39,17 @@ def test_blocks_with_pixels_of_their_own_and_small_stages_are_some_of_all(sm_90a
     own = blocks("float16", device, filters=True, own_pixels=True, k_steps=K_STEPS[:2])
     assert {words["block_k"] for words in own} == {32, 64} and {words["block_k"] for words in every} == {32, 64, 128}
     assert [*own] == [words for words in every if words["cluster_n"] == 1 and words["block_k"] < 128]
+
+
+def test_consumers_may_have_tiles_that_fit_of_their_own(sm_90a: Arch) -> None:
+    """As wide as equal parts of 576 channels: of a block, or one of each consumer, unless those are too large."""
+    shapes = (*SHAPES, (128, 144, 2), (64, 208, 1), (128, 176, 2), (192, 144, 3))
+    turns = {
+        (words["block_m"], words["block_n"], words["consumers"])
+        for words in blocks("float16", sm_90a.device, shapes)
+        if words.get("ping_pong")
+    }
+    assert turns == {*PING_PONG, (128, 144, 2), (64, 208, 2)}
 
 
 def test_they_are_of_the_space_and_legal(sm_90a: Arch) -> None:
