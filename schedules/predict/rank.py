@@ -42,7 +42,7 @@ KEPT = 48  # legal configs of all schedules that all trees look at
 EACH = (
     6  # of them that each way of a schedule has at least, which may be NEAR times as slow as the coarse trees' fastest
 )
-NEAR = 1.4
+NEAR = 1.6
 TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: none of them legal, and few
 FEWER = 2  # stages than there seems to be room for, at most
 # loads of a loop that compilers unroll; of a longer one they may keep what waits in memory, and load one by one
