@@ -285,8 +285,7 @@ PING_PONG = (
     (128, 64, 3),
     (128, 32, 2),
 )
-OWN = 128 * 160  # results of such a tile at most, and of its rows
-OWN_ROWS = 128
+OWN, OWN_ROWS = 128 * 160, 128  # results of such a tile, and rows, at most
 PLAIN = ((128, 128, 2), (64, 64, 1), (64, 32, 1), (64, 16, 1))  # those that `plain` takes the first of
 # what `fitting` tries: (block_m, consumers), columns, results of a tile, blocks that share a reduction
 K_STEPS = (2, 4, 8)  # of wgmma in a stage that searches try
@@ -395,9 +394,9 @@ def _ways_of(
 ) -> Iterator[dict[str, Any]]:
     """Fields of `shapes` and of those for ping-pong, `fitting` ones among them, and whether operand b stays, which it
     may if it is `filters`."""
-    fits = [(m, n, 2) for m, n, of in shapes if (m, n, of) not in SHAPES and m <= OWN_ROWS and m * n <= OWN]
-    turns = dict.fromkeys((*ping_pong, *fits))
-    for found, fields in ((tuple(shapes), {}), (tuple(turns), dict(ping_pong=True))):
+    fits = [shape for shape in shapes if shape not in SHAPES]
+    own = [(m, n, 2) for m, n, _ in fits if m <= OWN_ROWS and m * n <= OWN]
+    for found, fields in ((shapes, {}), (tuple(dict.fromkeys((*ping_pong, *own))), dict(ping_pong=True))):
         for m, n, consumers in found:
             shape = dict(block_m=m, block_n=n, consumers=consumers, **fields)
             yield shape

@@ -350,8 +350,8 @@ def pairs(problem: NchwProblem) -> tuple[Words, ...]:
 
 
 def steps(problem: NchwProblem) -> Sequence[int]:
-    """Of wgmma in a stage: one of several taps where half of the last 32 channels would be zeros, or where channels are
-    so few that all their filters may stay beside a chunk of 16."""
+    """How many wgmma a stage may have: of kernels of several taps one, too, where half of the last 32 channels would be
+    zeros, or where channels are so few that all their filters may stay beside a chunk of 16."""
     few = problem.ci <= FEW or 0 < problem.ci % 32 <= 16
     return (1, *K_STEPS) if few and problem.kh * problem.kw > 1 else K_STEPS
 

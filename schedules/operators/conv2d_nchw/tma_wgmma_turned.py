@@ -133,8 +133,8 @@ def lines_of(problem: NchwProblem) -> list[dict[str, bool]]:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
     p, lines = simplest(problem), lines_of(problem)
-    ways = {p: None, gathered(p): None}  # of as many positions or, gathered, fewer
-    shapes = [shape for way in ways for shape in shapes_of(Positions(way, lines_outside=False), arch)]
+    ways = (Positions(way, lines_outside=False) for way in (p, gathered(p)))
+    shapes = [shape for positions in ways for shape in shapes_of(positions, arch)]
     return ProductSpace(
         TmaWgmmaTurnedConfig,
         blocks(problem.dtype, arch.device, tuple(dict.fromkeys(shapes)), filters=True),
