@@ -26,6 +26,17 @@ def own_choices() -> Iterator[None]:
         kernels.use_bundles()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_benchmark_mode() -> Iterator[None]:
+    """No kernels are timed on a device that is not there: a program whose tests this process ran before may have left
+    the mode on."""
+    torch = sys.modules.get("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        if torch:
+            patch.setattr(torch.backends.cudnn, "benchmark", False)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_inductor() -> Iterator[None]:
     """What Inductor leaves undone for the few C++ kernels of these tests: to compile its headers beforehand, to compile
