@@ -392,8 +392,8 @@ def _blocks(
 def _ways_of(
     shapes: Sequence[tuple[int, int, int]], filters: bool, ping_pong: Sequence[tuple[int, int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Fields of `shapes` and of those for ping-pong, `fitting` ones among them, and whether operand b stays, which it
-    may if it is `filters`."""
+    """Fields of `shapes` and of those for ping-pong, which those of `shapes` that not every problem has may be, too;
+    and whether operand b stays, which it may if it is `filters`."""
     fits = [shape for shape in shapes if shape not in SHAPES]
     own = [(m, n, 2) for m, n, _ in fits if m <= OWN_ROWS and m * n <= OWN]
     for found, fields in ((shapes, {}), (tuple(dict.fromkeys((*ping_pong, *own))), dict(ping_pong=True))):

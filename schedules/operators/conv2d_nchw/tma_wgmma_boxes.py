@@ -55,7 +55,6 @@ PAIRS = (1, 3)
 MOST_TAPS = 7  # that look at a pixel if several pairs are tried, or more if filters are as many times fewer than MANY
 MANY = 128
 FEW = 64  # channels
-K_STEPS = (2, 4)  # of wgmma in a stage that searches try, whatever the problem
 MANY_MORE = 1.1  # times as many tiles, whose results leave in whole sectors
 # registers where three pairs turn, as `HopperConfig.registers` has them
 THREE_PAIRS = {(1, 1): (0, 168), (2, 1): (96, 160)}
@@ -352,8 +351,8 @@ def pairs(problem: NchwProblem) -> tuple[Words, ...]:
 def steps(problem: NchwProblem) -> Sequence[int]:
     """How many wgmma a stage may have: of kernels of several taps one, too, where half of the last 32 channels would be
     zeros, or where channels are so few that all their filters may stay beside a chunk of 16."""
-    few = problem.ci <= FEW or 0 < problem.ci % 32 <= 16
-    return (1, *K_STEPS) if few and problem.kh * problem.kw > 1 else K_STEPS
+    few, all_steps = problem.ci <= FEW or 0 < problem.ci % 32 <= 16, TmaWgmmaBoxesConfig.k_steps
+    return all_steps if few and problem.kh * problem.kw > 1 else all_steps[1:]
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
