@@ -72,10 +72,12 @@ def most() -> int:
     return min(torch.backends.cudnn.benchmark_limit or MOST, MOST)
 
 
-def fastest(kernels: Sequence[Kernel], device: torch.device) -> Fastest:
+def fastest(
+    kernels: Sequence[Kernel], device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> Fastest:
     """Time `kernels` of one problem on a device; those that fail, or differ from the first, are left out.
 
-    The first wins unless another is faster for sure.  Raises torch.OutOfMemoryError where there is no room for their
+    The first wins unless another is faster for sure.  `clock` gives the host's seconds.  Raises torch.OutOfMemoryError where there is no room for their
     tensors.
     """
     on_gpu = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -102,7 +104,7 @@ def fastest(kernels: Sequence[Kernel], device: torch.device) -> Fastest:
                 logger.warning("%s is left out: its results are not those of %s", kernel.made, kernels[0].made)
                 continue
             calls[number] = functools.partial(run, *given)
-        with _timer(device) as times:
+        with _timer(device, clock) as times:
             numbers = list(calls)
             contest = hold(
                 lambda place: times(calls[numbers[place]]),
@@ -110,6 +112,7 @@ def fastest(kernels: Sequence[Kernel], device: torch.device) -> Fastest:
                 holder=0,
                 seconds=SECONDS,
                 longest=LONGEST,
+                clock=clock,
             )
     us = percentile_of(contest.calls[contest.winner], 50)
     return Fastest(numbers[contest.winner], f"the fastest of {len(numbers)} that were timed here, {us:.1f} us")
@@ -135,10 +138,12 @@ def _agree(one: torch.Tensor, other: torch.Tensor, dtype: str) -> bool:
 
 
 @contextlib.contextmanager
-def _timer(device: torch.device) -> Iterator[Callable[[Callable[[], Any]], Sequence[float]]]:
+def _timer(
+    device: torch.device, clock: Callable[[], float]
+) -> Iterator[Callable[[Callable[[], Any]], Sequence[float]]]:
     """A function that gives the microseconds of CALLS calls."""
     if device.type == "cpu":
-        yield lambda call: [_clocked(call) for _ in range(CALLS)]
+        yield lambda call: [_clocked(call, clock) for _ in range(CALLS)]
         return
     trash = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(CALLS)]
@@ -156,7 +161,7 @@ def _timer(device: torch.device) -> Iterator[Callable[[Callable[[], Any]], Seque
     yield times
 
 
-def _clocked(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def _clocked(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
     call()
-    return 1e6 * (time.perf_counter() - start)
+    return 1e6 * (clock() - start)
