@@ -33,6 +33,7 @@ from schedules.bundle.package import loader
 from schedules.bundle.package.loader import MANIFEST
 from schedules.bundle.signature import require_signed, sign, signature_of
 from schedules.core.arch import Arch, host_cpu, parse_arch
+from schedules.core.cpu import cpu_features
 from schedules.core.errors import BuildError, BundleError, SchedulesError, ToolchainError
 from schedules.core.folders import whole_folder
 from schedules.core.operator import Operator
@@ -173,7 +174,7 @@ class Bundle:
         target, arch = self.manifest["target"], self.arch
         if target["machine"] != platform.machine():
             raise BundleError(f"built for {target['machine']}, this machine is {platform.machine()}; build it here")
-        has = devices.cpu_features()
+        has = cpu_features()
         missing = [feature for feature in target["cpu_features"] if has is not None and feature not in has]
         if missing:
             raise BundleError(
@@ -305,7 +306,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     features = devices.needed_features(mcpu)
     if built.arch.name == "host":
         # an older kernel does not list every feature that the CPU has: what was built here must load here
-        here = devices.cpu_features()
+        here = cpu_features()
         features = tuple(name for name in features if here is None or name in here)
     manifest = {
         "schema": loader.SCHEMA,

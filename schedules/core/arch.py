@@ -18,15 +18,14 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") with cud
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schedules.core.cpu import KIB, cpu_features
 from schedules.core.device import (
     A100,
     B200,
@@ -48,8 +47,6 @@ from schedules.core.threads import cores
 if TYPE_CHECKING:
     from tvm.target import Target
 
-KIB = 1024
-MOST_CACHE = 128 * KIB**2
 GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # blocks along x, y and z of a launch at most, on every GPU
 
 
@@ -330,12 +327,15 @@ WIDE_PIPES = (
     *("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"),
     "znver5",
 )
+# of CPUs with such pipes, by Linux's names: where a hypervisor shows the number of another model, LLVM goes by that
+WIDE_FEATURES = {"amx_tile", "avx512_fp16"}
 
 
 @dataclass(frozen=True)
 class VectorUnit:
     """The float32 lanes of a CPU's vector registers, how many registers it has, and on how many lanes each of its two
-    pipes multiplies and adds in a cycle: of registers of 64 bytes half, except where the CPU is one of WIDE_PIPES."""
+    pipes multiplies and adds in a cycle: of registers of 64 bytes half, except where the CPU is one of WIDE_PIPES, or
+    this one, with one of WIDE_FEATURES."""
 
     lanes: int
     registers: int
@@ -354,7 +354,9 @@ def vector_unit(arch: Arch) -> VectorUnit:
         return bool(codegen.target_has_features(feature, target))
 
     if has("avx512f"):
-        return VectorUnit(16, 32, 16 if host_cpu(arch.name).get("mcpu") in WIDE_PIPES else 8)
+        wide = host_cpu(arch.name).get("mcpu") in WIDE_PIPES
+        wide |= arch.name == "host" and not WIDE_FEATURES.isdisjoint(cpu_features() or ())
+        return VectorUnit(16, 32, 16 if wide else 8)
     return VectorUnit(8, 16, 8) if has("avx") else VectorUnit(4, 32 if has("neon") else 16, 4)
 
 
@@ -362,23 +364,6 @@ def vector_unit(arch: Arch) -> VectorUnit:
 def physical_cores() -> int:
     """The cores that this process may run on: `threads.cores`, or the processors where that is not told."""
     return cores() or os.cpu_count() or 1
-
-
-@lru_cache
-def last_level_cache() -> int:
-    """Bytes of this machine's largest CPU cache; where the system does not tell, and at most, 128 MiB."""
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            text = file.read_text().strip()
-            sizes.append(int(text.rstrip("KM")) * {"K": KIB, "M": KIB**2}.get(text[-1], 1))
-    return min(max(sizes, default=MOST_CACHE), MOST_CACHE)
-
-
-def beyond_caches(nbytes: int, share: float = 3 / 4) -> bool:
-    """Whether tensors of so many bytes have their stores go past the caches of this CPU: from a `share` of the last
-    one, by default that of glibc's memcpy."""
-    return nbytes > share * last_level_cache()
 
 
 def shared_room(arch: Arch, blocks_sm: int) -> int:

@@ -22,7 +22,8 @@ import numpy as np
 
 from schedules.build.builder import Built
 from schedules.build.present import device_name, to_device
-from schedules.core.arch import MOST_CACHE, Arch, last_level_cache
+from schedules.core.arch import Arch
+from schedules.core.cpu import MOST_CACHE, last_level_cache
 from schedules.core.errors import DeviceError, UsageError
 from schedules.core.memory import require_memory
 from schedules.measure.neighbours import ahead_of_others

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches, vector_unit
+from schedules.core.arch import Arch, VectorUnit, vector_unit
+from schedules.core.cpu import KIB, beyond_caches, second_level_cache
 from schedules.core.problem import Config, Conv2dProblem, numpy_dtype
 from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tvm
 from schedules.lowering.annotations import STREAM
@@ -22,14 +23,14 @@ C = TypeVar("C", bound="Config")
 T = TypeVar("T", bound="TileConfig")
 LINE = 64  # bytes of a cache line
 MOST_SUMS = 1024
-CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
+CACHED = 3 / 8  # of a core's second-level cache: what a task may keep of the data
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
 PIPE = 8  # lanes, at most, of one of the two pipes that multiply and add, as tiles are compared
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
-COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
+COPIED, STREAMED = 2, 3  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
 PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
@@ -39,27 +40,30 @@ SEGMENT = 2.0  # and of each row of the output to which some of a tile go, besid
 @dataclass(frozen=True)
 class TileConfig(Config):
     """What the schedules share: the vector, and how many register tiles a parallel task computes along the columns and
-    rows of an image and along the output channels.  Their fields come before those of a subclass."""
+    rows of an image, the output channels and the batch.  Their fields come before those of a subclass."""
 
     vector: int = 16  # elements of a vector
     tiles_x: int = 1
     tiles_y: int = 1
     chunk: int = 0  # along the output channels; 0: all of them
+    tiles_n: int = 1
 
     @property
     def sums(self) -> int:
         """Vectors of sums in a register tile."""
         raise NotImplementedError
 
-    def check_tile(self, *sizes: str) -> str | None:
-        """Why the tile is illegal, whatever the problem; `sizes` are further fields that must be at least 1."""
+    def check_tile(self, problem: Conv2dProblem, *sizes: str) -> str | None:
+        """Why the tile is illegal; `sizes` are further fields that must be at least 1."""
         if self.vector not in (1, 2, 4, 8, 16, 32):
             return f"vector={self.vector} is not a power of two up to 32"
-        for name in ("tiles_x", "tiles_y", *sizes):
+        for name in ("tiles_x", "tiles_y", "tiles_n", *sizes):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
         if self.chunk < 0:
             return f"chunk={self.chunk} must not be negative"
+        if self.tiles_n > 1 and problem.n_from:
+            return f"tiles_n={self.tiles_n} is for a number of images that is known; use tiles_n=1"
         if self.vector * self.sums > MOST_SUMS:
             fields = " x ".join(f"{name}={getattr(self, name)}" for name in ("vector", *sizes))
             return f"{fields} make a register tile of over {MOST_SUMS} sums"
@@ -120,9 +124,10 @@ SHARES = [
 
 def around(default: T, tiles: Sequence[T], arch: Arch) -> Iterator[T]:
     """The default, and those of `tiles` of half the sums that the registers hold at least, where there are as many, in
-    tasks of several sizes."""
+    tasks of several sizes and as many images as the default's."""
     enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
-    found = [replace(tile, **share) for tile in tiles if tile.sums >= enough for share in SHARES]
+    shares = [{**share, "tiles_n": default.tiles_n} for share in SHARES]
+    found = [replace(tile, **share) for tile in tiles if tile.sums >= enough for share in shares]
     yield from dict.fromkeys([default, *found])
 
 
@@ -197,6 +202,7 @@ def shares(count: int) -> list[int]:
 class Task:
     """What one parallel task computes, in tiles, and about what all of them take on the cores there are."""
 
+    tiles_n: int
     tiles_y: int
     tiles_x: int
     chunk: int
@@ -204,44 +210,50 @@ class Task:
 
     def given_to(self, tile: T) -> T:
         """The config of such tasks of `tile`."""
-        return replace(tile, tiles_y=self.tiles_y, tiles_x=self.tiles_x, chunk=self.chunk)
+        return replace(tile, tiles_n=self.tiles_n, tiles_y=self.tiles_y, tiles_x=self.tiles_x, chunk=self.chunk)
+
+
+def cached() -> int:
+    """Bytes of the data that a task may keep: less than the second-level cache of a core."""
+    return int(CACHED * second_level_cache())
 
 
 def tasks(
     counts: tuple[int, int, int],
-    times: int,
+    batch: int,
     cores: int,
     tile_cycles: float,
     copied: Callable[[int, int], int],
     weights: int,
+    *,
+    together: bool = True,
+    packed: Callable[[bool], float] = lambda alone: 0.0,
 ) -> Task:
-    """The best task for `counts` tiles along (rows, columns, channels), `times` over, with `tile_cycles` for a tile.
+    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, with `tile_cycles`
+    for a tile; of one image, unless they may be computed `together`.
 
-    Each task reads the `weights` elements of each of its channels' tiles; `copied` is how many elements a task of
-    (rows, columns) tiles copies, which stay in its cache if any task's do.  A core's tasks come one after the other, so
-    that the last core to finish counts.
+    Each task reads the `weights` elements of each of its channels' tiles, once for all of its pixels; `copied` is how
+    many elements a task of (rows, columns) tiles copies of an image.  What it copies of all of them it reads again for
+    each of its channels' tiles: from its cache, or from afar where that holds less.  A core's tasks come one after the
+    other, so that the last core to finish counts.  `packed` is what packing all filters takes, by tasks that own all
+    pixels, each alone with its channels, or once before them.
     """
+    room = cached()
 
     def every() -> Iterator[Task]:
-        for y in shares(counts[0]):
-            for x in shares(counts[1]):
-                kept = copied(y, x)
-                for f in shares(counts[2]):
-                    number = times * math.prod(
-                        -(-count // share) for count, share in zip(counts, (y, x, f), strict=True)
-                    )
-                    each = y * x * f * tile_cycles + kept / COPIED + f * weights / STREAMED + STARTED
-                    farther = 1 + 4 * kept / CACHED / FARTHER if 4 * kept <= CACHED else 1.5
-                    yield Task(y, x, f, -(-number // cores) * each * farther)
+        for n, y, x in product(shares(batch) if together else (1,), shares(counts[0]), shares(counts[1])):
+            whole = (y, x) == counts[:2]
+            if n > 1 and not whole:
+                continue
+            kept = n * copied(y, x)
+            near = 4 * kept <= room
+            farther = 1 + min(1.0, 4 * kept / room) / FARTHER
+            packing = packed(whole and n == batch and together) / cores
+            for f in shares(counts[2]):
+                shared = (n, batch), (y, counts[0]), (x, counts[1]), (f, counts[2])
+                number = math.prod(-(-count // share) for share, count in shared)
+                streamed = f * weights + (0 if near else f * kept)
+                each = n * y * x * f * tile_cycles * farther + kept / COPIED + streamed / STREAMED + STARTED
+                yield Task(n, y, x, f, -(-number // cores) * each + packing)
 
     return min(every(), key=lambda task: task.cycles)
-
-
-def tasks_alone(counts: tuple[int, int, int], cores: int, tile_cycles: float, copied: int, weights: int) -> Task | None:
-    """The best task that owns all pixels of an image, so that it packs its own filters: all `copied` elements are read
-    again for each of its channels' tiles.  None where no cache keeps as many."""
-    y, x, f = counts
-    if copied > CACHED:  # elements of four bytes: four times what a task keeps that does not read them again
-        return None
-    task = tasks((1, 1, f), 1, cores, tile_cycles * y * x + copied / STREAMED, lambda *_: 0, weights)
-    return Task(y, x, task.chunk, task.cycles + copied / COPIED)

@@ -24,12 +24,13 @@ from typing import Any, TypeVar
 
 from schedules.build.library import load_library
 from schedules.build.present import cpu_name
-from schedules.build.toolchain import cuda, devices
+from schedules.build.toolchain import cuda
 from schedules.build.toolchain.link import write_library
 from schedules.bundle.package.driver import KernelError
 from schedules.bundle.package.launch import Launcher
-from schedules.core.arch import Arch, last_level_cache
+from schedules.core.arch import Arch
 from schedules.core.child import Child, Ended, Overdue, Stopped
+from schedules.core.cpu import cpu_features, last_level_cache, second_level_cache
 from schedules.core.errors import BuildError, DeviceError, SchedulesError, ToolchainError
 from schedules.core.frames import apart, quick_frames
 from schedules.core.parallel import origin, processes
@@ -82,7 +83,7 @@ def facts(problem: Problem, arch: Arch) -> dict[str, Any]:
     told = versions()
     host: list[Any] = [platform.machine()]
     if not arch.is_gpu:
-        host += [cpu_name(), sorted(devices.cpu_features() or ()), last_level_cache()]
+        host += [cpu_name(), sorted(cpu_features() or ()), second_level_cache(), last_level_cache()]
     return {
         "operator": operator,
         "problem": problem.to_json(every=True),
@@ -424,7 +425,7 @@ def _launcher(arch: Arch, code: bytes, about: Mapping[str, Any], disk: Disk) -> 
 
 def _native_name() -> str:
     told = versions()
-    host = platform.machine(), cpu_name(), sorted(devices.cpu_features() or ())
+    host = platform.machine(), cpu_name(), sorted(cpu_features() or ())
     made = [told[name] for name in ("te-schedules", "apache-tvm", "apache-tvm-ffi")]
     return f"{digest(['launch', host, made, sources('schedules')])}.so"
 

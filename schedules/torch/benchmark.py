@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from schedules.core.arch import MOST_CACHE
+from schedules.core.cpu import MOST_CACHE
 from schedules.core.errors import SchedulesError
 from schedules.core.problem import Argument
 from schedules.core.tolerance import TOLERANCES
@@ -72,13 +72,11 @@ def most() -> int:
     return min(torch.backends.cudnn.benchmark_limit or MOST, MOST)
 
 
-def fastest(
-    kernels: Sequence[Kernel], device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> Fastest:
+def fastest(kernels: Sequence[Kernel], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Fastest:
     """Time `kernels` of one problem on a device; those that fail, or differ from the first, are left out.
 
-    The first wins unless another is faster for sure.  `clock` gives the host's seconds.  Raises torch.OutOfMemoryError where there is no room for their
-    tensors.
+    The first wins unless another is faster for sure.  `clock` gives the host's seconds.  Raises torch.OutOfMemoryError
+    where there is no room for their tensors.
     """
     on_gpu = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_gpu, torch.no_grad(), _disable_current_modes():

@@ -16,7 +16,8 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, beyond_caches, last_level_cache, physical_cores, vector_unit
+from schedules.core.arch import Arch, physical_cores, vector_unit
+from schedules.core.cpu import beyond_caches, last_level_cache
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.definitions.winograd import Winograd
@@ -234,13 +235,13 @@ SHARE = 1 / 2
 
 def _reach(cores: int) -> Sequence[tuple[int, float]]:
     """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
-    near = register_tile.CACHED
+    near = register_tile.cached()
     return (near, 1.0), (4 * near, 1.06), (int(last_level_cache() * SHARE) // cores, 1.5)
 
 
 def _near() -> int:
     """Bytes of the caches that a core has to itself."""
-    return 4 * register_tile.CACHED
+    return 4 * register_tile.cached()
 
 
 def _streamed(filters: int) -> float:

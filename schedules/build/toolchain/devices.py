@@ -12,10 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from schedules.core.arch import ARCHES, Arch
+from schedules.core.cpu import cpuinfo
 from schedules.core.device import DEVICES, Device, find_device, slug
 from schedules.core.errors import UnknownNameError
 
-CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 # LLVM's names of the x86 features that change which instructions it selects, and Linux's names of the same
 _X86_FEATURES = {
@@ -100,7 +100,7 @@ class LocalDevice:
 @lru_cache
 def cpu() -> LocalDevice:
     """This machine's processor."""
-    name = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    name = next((line.split(":", 1)[1].strip() for line in cpuinfo() if line.startswith("model name")), "")
     return LocalDevice("llvm", name or platform.processor() or platform.machine(), platform.machine())
 
 
@@ -204,14 +204,6 @@ def on_named(arch: Arch, name: str, recorded: Iterable[str] = ()) -> Arch:
     raise UnknownNameError("device", name, {*here, *recorded, *(device.name for device in DEVICES.values())})
 
 
-def cpu_features() -> frozenset[str] | None:
-    """The features of this CPU by Linux's names; None where they are not told."""
-    for line in _cpuinfo():
-        if line.startswith("flags"):
-            return frozenset(line.split(":", 1)[1].split())
-    return None
-
-
 def needed_features(mcpu: str | None) -> tuple[str, ...]:
     """The x86 features, by Linux's names, that LLVM may use in code for `mcpu`; none if there is no `mcpu`."""
     if mcpu is None or platform.machine() != "x86_64":
@@ -220,10 +212,3 @@ def needed_features(mcpu: str | None) -> tuple[str, ...]:
 
     has = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))}
     return tuple(sorted(linux for llvm, linux in _X86_FEATURES.items() if llvm in has))
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return CPUINFO.read_text().splitlines()
-    except OSError:
-        return []

@@ -57,7 +57,7 @@ class CpuConfig(TileConfig):
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if self.lanes not in LANES:
             return f"lanes={self.lanes} is not n or co"
-        return self.check_tile("block_lanes", "block_rows", "block_x")
+        return self.check_tile(problem, "block_lanes", "block_rows", "block_x")
 
 
 def copies(problem: HwcnProblem, config: CpuConfig) -> bool:
@@ -100,17 +100,17 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 
     next_step(sch, "A parallel task for some rows and columns of a part of the batch, and some channels")
     y, x, f, n, ry, rx, rc = sch.get_loops(conv)
-    _, columns, channels, _ = config.counts(p)
+    _, columns, channels, batches = config.counts(p)
     chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), block_f])
-    no, n = sch.split(n, [None, block_n])
+    n_task, no, n = sch.split(n, [None, min(config.tiles_n, batches), block_n])
     y_task, y = sch.split(y, [None, min(config.tiles_y, p.out_h)])
     x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), config.block_x])
     vectors, row = (n, f) if config.lanes == "n" else (f, n)
     vectors, lane = sch.split(vectors, [None, config.vector])
     # what is longer along the reduction stays in cache for all tiles of the other operand
-    order = (y, xo, fo) if config.lanes == "n" else (fo, y, xo)
-    sch.reorder(y_task, x_task, no, chunk, *order, ry, rx, rc, x, row, vectors, lane)
-    task = sch.fuse(y_task, x_task, no, chunk)
+    order = (no, y, xo, fo) if config.lanes == "n" else (fo, no, y, xo)
+    sch.reorder(y_task, x_task, n_task, chunk, *order, ry, rx, rc, x, row, vectors, lane)
+    task = sch.fuse(y_task, x_task, n_task, chunk)
     sch.parallel(task)
 
     next_step(sch, "The data that a task reads, copied into its cache, where borders end")
@@ -122,10 +122,14 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     return sch.mod
 
 
-@lru_cache
 def default(problem: HwcnProblem, arch: Arch) -> CpuConfig:
-    """The batch in the lanes if it leaves few of them empty; the register tile that wastes least, and tasks that keep
-    every core busy and their data in its cache."""
+    return estimated(problem, arch)[1]
+
+
+@lru_cache
+def estimated(problem: HwcnProblem, arch: Arch) -> tuple[float, CpuConfig]:
+    """About the cycles of a core, and the config: the batch in the lanes if it leaves few of them empty; the register
+    tile that wastes least, and tasks that keep every core busy and their data in its cache."""
     p, unit = problem, vector_unit(arch)
 
     def cycles(config: CpuConfig) -> float:
@@ -148,7 +152,8 @@ def default(problem: HwcnProblem, arch: Arch) -> CpuConfig:
     weights = best.block[0] * p.ci * p.kh * p.kw
     tile = cycles(best) / (rows * columns * channels * batches)
     counts = rows, columns, channels
-    return register_tile.tasks(counts, batches, physical_cores(), tile, copied, weights).given_to(best)
+    task = register_tile.tasks(counts, batches, physical_cores(), tile, copied, weights)
+    return task.cycles, task.given_to(best)
 
 
 def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
@@ -161,7 +166,7 @@ def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
                 vectors = block_lanes * (block_x if lanes == "n" else 1)
                 if not short and register_tile.fits(unit, block_lanes * block_rows * block_x, vectors):
                     packed = lanes == "n" or p.co % (vector * block_lanes) != 0
-                    yield CpuConfig(vector, 1, 1, 0, lanes, block_lanes, block_rows, block_x, packed)
+                    yield CpuConfig(vector, 1, 1, 0, 1, lanes, block_lanes, block_rows, block_x, packed)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:

@@ -1,10 +1,10 @@
 """NCHW convolution on the CPU: pixels of rows or output channels in vector lanes, register tiles of sums.
 
-A task owns some rows of an image.  It copies the rows that it reads into a buffer that stays in cache, where borders
-end; then it computes one register tile after the other.  With pixels in the lanes, columns that a stride skips lie
-apart in that buffer, so that every tap finds its pixels next to each other; filters are broadcast as they lie, along
-the reduction.  With channels in the lanes, pixels are broadcast, whatever the stride and the width of the image;
-filters are packed by register tiles, once for each call, and the sums of a tile turned on their way out.
+A task owns some rows of an image, or some images.  It copies the rows that it reads into a buffer that stays in cache,
+where borders end; then it computes one register tile after the other.  With pixels in the lanes, columns that a stride
+skips lie apart in that buffer, so that every tap finds its pixels next to each other; filters are broadcast as they
+lie, along the reduction.  With channels in the lanes, pixels are broadcast, whatever the stride and the width of the
+image; filters are packed by register tiles, once for each call, and the sums of a tile turned on their way out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CpuConfig(TileConfig):
             return f"streaming={self.streaming} is for lanes=x"
         row = image_of(problem).out[1]
         reason = check_streaming(self.streaming, problem, row, self.block[2], self.vector)
-        return self.check_tile("block_x", "block_y", "block_f") or reason
+        return self.check_tile(problem, "block_x", "block_y", "block_f") or reason
 
 
 def graph(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -134,7 +134,8 @@ def graph(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 def is_alone(config: CpuConfig, problem: NchwProblem) -> bool:
     """Whether a task owns all pixels, and so is the only one that reads its channels' filters."""
     rows, columns, _ = config.counts(problem)
-    return not problem.n_from and problem.n == 1 and config.tiles_y >= rows and config.tiles_x >= columns
+    whole = config.tiles_y >= rows and config.tiles_x >= columns
+    return whole and config.tiles_n >= problem.n and not problem.n_from
 
 
 def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -155,6 +156,7 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     rows, columns, channels = config.counts(p)
     block_f, block_y, block_x = config.block
     chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), block_f])
+    images, b = sch.split(b, [None, min(config.tiles_n, p.n)])
     y_task, yo, y = sch.split(y, [None, min(config.tiles_y, rows), block_y])
     x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), block_x])
     if config.lanes == "co":
@@ -163,8 +165,8 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     else:
         x, lane = sch.split(x, [None, config.vector])
         tile = (f, y, x)
-    sch.reorder(b, y_task, x_task, chunk, fo, yo, xo, rc, ry, rx, *tile, lane)
-    task = sch.fuse(b, y_task, x_task, chunk)
+    sch.reorder(images, y_task, x_task, chunk, fo, b, yo, xo, rc, ry, rx, *tile, lane)
+    task = sch.fuse(images, y_task, x_task, chunk)
     sch.parallel(task)
 
     if config.lanes == "co":
@@ -196,11 +198,16 @@ def _packed(sch: Schedule, problem: NchwProblem, config: CpuConfig, near: LoopRV
         sch.parallel(sch.fuse(tile, outer))
 
 
-@lru_cache
 def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
-    """The register tile and the tasks of the least estimated time, with pixels or channels in the lanes."""
-    found = min((of_lanes(lanes, problem, arch) for lanes in LANES), key=lambda each: each[0])[1]
-    return past_caches(found, problem, arch, _far(problem, found))
+    return estimated(problem, arch)[1]
+
+
+@lru_cache
+def estimated(problem: NchwProblem, arch: Arch) -> tuple[float, CpuConfig]:
+    """About the cycles of a core, and the register tile and the tasks of which that is the least, with pixels or
+    channels in the lanes."""
+    cycles, found = min((of_lanes(lanes, problem, arch) for lanes in LANES), key=lambda each: each[0])
+    return cycles, past_caches(found, problem, arch, _far(problem, found))
 
 
 def _far(problem: NchwProblem, config: CpuConfig) -> bool:
@@ -208,7 +215,7 @@ def _far(problem: NchwProblem, config: CpuConfig) -> bool:
     the cores keep in the next: they had better not come there."""
     p = problem
     few = register_tile.crowded(2 * config.block[0], 4 * p.out_h * p.out_w)
-    return few and 4 * p.n * p.co * p.out_h * p.out_w > register_tile.CACHED * physical_cores()
+    return few and 4 * p.n * p.co * p.out_h * p.out_w > register_tile.cached() * physical_cores()
 
 
 def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuConfig]:
@@ -226,33 +233,36 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         rows, columns, channels = config.counts(p)
         return rows * columns * channels * (step * p.reduction + stored(config))
 
-    def packed(config: CpuConfig) -> float:
+    def packed(config: CpuConfig, alone: bool) -> float:
         filters = config.counts(p)[2] * config.block[0] * p.reduction
         whole = p.co % config.block[0] == 0 and p.reduction % config.vector == 0
-        return register_tile.packing(filters, whole, is_alone(config, p)) if in_lanes else 0.0
+        return register_tile.packing(filters, whole, alone)
 
-    best = min(_tiles(p, arch, lanes), key=lambda tile: p.n * cycles(tile) + packed(tile))
+    def prepared(config: CpuConfig, alone: bool) -> float:
+        """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
+        apart = p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE if image.stride[1] > 1 else 0.0
+        return packed(config, alone) if in_lanes else apart
+
+    best = min(_tiles(p, arch, lanes), key=lambda tile: p.n * cycles(tile) + prepared(tile, False))
     counts, (block_f, block_y, block_x) = best.counts(p), best.block
 
-    def copied(tiles_y: int, tiles_x: int, begun: int = BEGUN) -> int:
+    def copied(tiles_y: int, tiles_x: int) -> int:
         """Elements that a task copies, with those that it could copy while it begins rows."""
         rows = (tiles_y * block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1
         columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
-        return p.ci * rows * (columns + begun)
+        return p.ci * rows * (columns + BEGUN)
 
-    tile, cores, weights = cycles(best) / math.prod(counts), physical_cores(), block_f * p.reduction
-    found = [register_tile.tasks(counts, p.n, cores, tile, copied, weights)]
-    y, x, _ = counts
-    if in_lanes and p.n == 1:
-        found += filter(None, [register_tile.tasks_alone(counts, cores, tile, copied(y, x, begun=0), weights)])
-
-    def others(config: CpuConfig) -> float:
-        """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
-        apart = p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE if image.stride[1] > 1 else 0.0
-        return (packed(config) if in_lanes else apart) / cores
-
-    configs = ((task.cycles, task.given_to(best)) for task in found)
-    return min(((cycles + others(config), config) for cycles, config in configs), key=lambda each: each[0])
+    task = register_tile.tasks(
+        counts,
+        p.n,
+        physical_cores(),
+        cycles(best) / math.prod(counts),
+        copied,
+        block_f * p.reduction,
+        together=not p.n_from,
+        packed=lambda alone: prepared(best, alone and in_lanes),
+    )
+    return task.cycles, task.given_to(best)
 
 
 def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:
@@ -263,7 +273,7 @@ def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:
     rows = problem.reduction, problem.out_h * problem.out_w
     for vector in register_tile.vectors_for(unit, problem.co if in_lanes else out_w):
         for sides in product(*sizes):
-            tile = CpuConfig(vector, 1, 1, 0, lanes, *sides)
+            tile = CpuConfig(vector, 1, 1, 0, 1, lanes, *sides)
             of_lanes, of_rows = (tile.block_f, tile.block_x) if in_lanes else (tile.block_x, tile.block_f)
             extents = (problem.co, out_w) if in_lanes else (out_w, problem.co)
             short = vector * (of_lanes - 1) >= extents[0] or tile.block_y > out_h or of_rows > extents[1]

@@ -41,7 +41,7 @@ class CpuConfig(PanelConfig):
         return rows, -(-columns // self.block_x), problem.co_groups * GROUP // self.panel
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
-        reason = self.check_tile("block_lanes", "block_x")
+        reason = self.check_tile(problem, "block_lanes", "block_x")
         if reason:
             return reason
         if GROUP % self.panel:
@@ -163,16 +163,17 @@ def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRMod
         sch.vectorize(sch.get_loops(sch.decompose_reduction(apart, taps[0]))[-1])
         sch.parallel(sch.get_loops(shift)[0])
 
-    next_step(sch, "A parallel task for some rows and columns of an image and some channels; sums in registers")
+    next_step(sch, "A parallel task for some rows and columns of images and some channels; sums in registers")
     sch.set_scope(conv, 0, "local")
     n, y, x, t, f, lane, rg, ry, rx, rk, rc = sch.get_loops(conv)
     rows, columns, channels = config.counts(p)
+    images, n = sch.split(n, [None, min(config.tiles_n, p.n)])
     y_task, y = sch.split(y, [None, min(config.tiles_y, rows)])
     x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), config.block_x])
     chunk, t = sch.split(t, [None, min(config.chunk or channels, channels)])
     # channels are the outer loop of a task: a tile's filters are read again from the nearest cache
-    sch.reorder(n, y_task, x_task, chunk, t, y, xo, rg, ry, rx, rk, x, f, lane, rc)
-    task = sch.fuse(n, y_task, x_task, chunk)
+    sch.reorder(images, y_task, x_task, chunk, t, n, y, xo, rg, ry, rx, rk, x, f, lane, rc)
+    task = sch.fuse(images, y_task, x_task, chunk)
     sch.parallel(task)
 
     next_step(sch, "The data that a task reads, copied into its cache, where borders end")
@@ -216,7 +217,8 @@ def default(problem: Nchw32Problem, arch: Arch) -> CpuConfig:
 
     reduction = p.ci_groups * p.kh * p.kw * steps_of(p, dot.pack)
     tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums
-    return register_tile.tasks(counts, p.n, physical_cores(), tile, copied, best.panel * reduction).given_to(best)
+    weights, together = best.panel * reduction, not p.n_from
+    return register_tile.tasks(counts, p.n, physical_cores(), tile, copied, weights, together=together).given_to(best)
 
 
 def _tiles(problem: Nchw32Problem, arch: Arch) -> Iterator[CpuConfig]:

@@ -1,10 +1,10 @@
 """NHWC convolution on the CPU: output channels in vector lanes, sums of a few pixels of a row in registers.
 
 Filters are packed by register tiles, output channels side by side, once for each call: by a task for its own channels
-where it owns all pixels, so that they never leave its caches.  A task owns some rows and columns of an image and some
-channels: it copies the data that it reads into a buffer that stays in cache, where borders end (data without a border
-is read as it lies), then broadcasts pixels against vectors of filters, one register tile after the other; a tile's
-filters stay in cache for all of the task's pixels.
+where it owns all pixels, so that they never leave its caches.  A task owns some rows and columns of an image, or some
+images, and some channels: it copies the data that it reads into a buffer that stays in cache, where borders end (data
+without a border is read as it lies), then broadcasts pixels against vectors of filters, one register tile after the
+other; a tile's filters stay in cache for all of the task's pixels.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CpuConfig(PanelConfig):
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         row = problem.co
         reason = check_streaming(self.streaming, problem, row, self.panel, self.vector)
-        return self.check_tile("block_lanes", "block_x") or reason
+        return self.check_tile(problem, "block_lanes", "block_x") or reason
 
 
 def rows_of(problem: NhwcProblem) -> tuple[int, int, int]:
@@ -109,7 +109,8 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 def is_alone(config: CpuConfig, problem: NhwcProblem) -> bool:
     """Whether a task owns all pixels, and so is the only one that reads its channels' filters."""
     images, rows, columns = rows_of(problem)
-    return not problem.n_from and images == 1 and config.tiles_y >= rows and config.tiles_x * config.block_x >= columns
+    whole = config.tiles_y >= rows and config.tiles_x * config.block_x >= columns
+    return whole and config.tiles_n >= images and not problem.n_from
 
 
 def copies(problem: NhwcProblem) -> bool:
@@ -131,17 +132,18 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
             output,
             lambda b, y, x, f: [b, y * p.out_w + x, f] if p.n_from else [(b * p.out_h + y) * p.out_w + x, f],
         )
-    next_step(sch, "A parallel task for some rows and columns of an image and some channels; sums in registers")
+    next_step(sch, "A parallel task for some rows and columns of images and some channels; sums in registers")
     sch.set_scope(conv, 0, "local")
     n, y, x, f, ry, rx, rc = sch.get_loops(conv)
     rows, columns, channels = config.counts(p)
+    images, n = sch.split(n, [None, min(config.tiles_n, rows_of(p)[0])])
     y_task, y = sch.split(y, [None, min(config.tiles_y, rows)])
     x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), config.block_x])
     share = min(config.chunk or channels, channels)
     chunk, fo, f, lane = sch.split(f, [None, share, config.block_lanes, config.vector])
     # channels are the outer loop of a task: a tile's filters are read again from the nearest cache
-    sch.reorder(n, y_task, x_task, chunk, fo, y, xo, ry, rx, rc, x, f, lane)
-    task = sch.fuse(n, y_task, x_task, chunk)
+    sch.reorder(images, y_task, x_task, chunk, fo, n, y, xo, ry, rx, rc, x, f, lane)
+    task = sch.fuse(images, y_task, x_task, chunk)
     sch.parallel(task)
 
     alone = is_alone(config, p)
@@ -169,9 +171,14 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     return streamed(sch, output, config.streaming, config.vector)
 
 
-@lru_cache
 def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
-    """The register tile that wastes least, and tasks that keep every core busy and their data in its cache."""
+    return estimated(problem, arch)[1]
+
+
+@lru_cache
+def estimated(problem: NhwcProblem, arch: Arch) -> tuple[float, CpuConfig]:
+    """About the cycles of a core, and the config: the register tile that wastes least, and tasks that keep every core
+    busy and their data in its cache."""
     p, unit = problem, vector_unit(arch)
     reduction = p.ci * p.kh * p.kw
 
@@ -180,12 +187,12 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         segments = config.block_x if config.panel < p.co else 1
         return step * reduction + register_tile.STORED * config.sums + register_tile.SEGMENT * segments
 
-    def packed(config: CpuConfig) -> float:
+    def packed(config: CpuConfig, alone: bool) -> float:
         filters = config.counts(p)[2] * config.panel * reduction
-        return register_tile.packing(filters, p.co % config.panel == 0, is_alone(config, p))
+        return register_tile.packing(filters, p.co % config.panel == 0, alone)
 
     def cycles(config: CpuConfig) -> float:
-        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + packed(config)
+        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + packed(config, False)
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
@@ -196,14 +203,17 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         rows, columns = p.under(tiles_y, tiles_x * best.block_x)
         return p.ci * rows * columns
 
-    images, cores, weights = rows_of(p)[0], physical_cores(), best.panel * reduction
-    found = [register_tile.tasks(counts, images, cores, of_tile(best), copied, weights)]
-    if images == 1 and not p.n_from:
-        data = math.prod(p.under(counts[0], counts[1] * best.block_x)) * p.ci
-        found += filter(None, [register_tile.tasks_alone(counts, cores, of_tile(best), data, weights)])
-    configs = ((task.cycles, task.given_to(best)) for task in found)
-    least = min(configs, key=lambda each: each[0] + packed(each[1]) / cores)
-    return past_caches(least[1], p, arch)
+    task = register_tile.tasks(
+        counts,
+        rows_of(p)[0],
+        physical_cores(),
+        of_tile(best),
+        copied,
+        best.panel * reduction,
+        together=not p.n_from,
+        packed=lambda alone: packed(best, alone),
+    )
+    return task.cycles, past_caches(task.given_to(best), p, arch)
 
 
 def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product, starmap
 
-from schedules.core.arch import KIB, Arch, physical_cores, vector_unit
+from schedules.core.arch import Arch, physical_cores, vector_unit
+from schedules.core.cpu import KIB
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
 from schedules.core.tvm import PrimExpr, Schedule, te, tirx, tvm

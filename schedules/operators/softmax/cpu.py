@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, beyond_caches, physical_cores, vector_unit
+from schedules.core.arch import Arch, physical_cores, vector_unit
+from schedules.core.cpu import beyond_caches
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.lowering.annotations import LEAST, STREAM, check_streaming

@@ -23,6 +23,7 @@ from schedules.build.toolchain.stub_elf import shared_library
 from schedules.bundle.bundle import Bundle, write_bundle
 from schedules.bundle.package import launch, loader
 from schedules.core.arch import parse_arch
+from schedules.core.cpu import cpu_features
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
 from schedules.show.doctor import examine
 from tests.bare import bare_folder, clean_python, runtime_libraries
@@ -114,7 +115,7 @@ def test_clean_process_refuses_an_altered_library(folder: Path, bare: Path) -> N
     assert "kernel.so is not what was built" in done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.skipif(devices.cpu_features() is None, reason="this system does not list its CPU's features")
+@pytest.mark.skipif(cpu_features() is None, reason="this system does not list its CPU's features")
 def test_clean_process_refuses_another_cpu(folder: Path, bare: Path) -> None:
     rewrite(folder, target={"cpu_features": ["avx4096"]})
     done = clean_run("load.load()", bare, folder, TVM_LIBRARY_PATH=runtime_libraries())

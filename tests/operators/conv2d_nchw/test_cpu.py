@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules.build.builder import build
-from schedules.core.arch import Arch, last_level_cache, parse_arch, physical_cores, vector_unit
+from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
+from schedules.core.cpu import last_level_cache
 from schedules.core.errors import ConfigError
 from schedules.operators.conv2d_nchw.cpu import LANES, CpuConfig, default, is_alone, of_lanes
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules.build.builder import build
-from schedules.core.arch import Arch, last_level_cache, parse_arch, physical_cores
+from schedules.core.arch import Arch, parse_arch, physical_cores
+from schedules.core.cpu import last_level_cache
 from schedules.core.errors import ConfigError
 from schedules.operators.softmax.cpu import CpuConfig, default
 from schedules.operators.softmax.definition import FUNCTIONS
