@@ -14,7 +14,7 @@ from itertools import product
 from typing import TypeVar
 
 from schedules.core.arch import Arch, VectorUnit, vector_unit
-from schedules.core.cpu import KIB, beyond_caches, second_level_cache
+from schedules.core.cpu import KIB, beyond_caches, last_level_cache, second_level_cache
 from schedules.core.problem import Config, Conv2dProblem, numpy_dtype
 from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tvm
 from schedules.lowering.annotations import STREAM
@@ -30,7 +30,10 @@ PIPE = 8  # lanes, at most, of one of the two pipes that multiply and add, as ti
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
-COPIED, STREAMED = 2, 3  # elements that a core copies in a cycle, and that it reads from afar
+COPIED, STREAMED, STREAMED_BEYOND = 2, 3, 1  # elements that a core copies in a cycle, reads from afar, and from memory
+# of what a tile's steps and way out are said to take: with vectors of filters, and of pixels, which cross lines
+MULTIPLIED, MULTIPLIED_ACROSS = 0.7, 0.85
+FILTERS = 3 / 4  # of a core's second-level cache: what the filters of a tile may take for the next to find them there
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
 PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
@@ -168,10 +171,15 @@ def product_cycles(unit: VectorUnit) -> float:
     return 1 / (2 * unit.pipe)
 
 
-def pipe_share(unit: VectorUnit) -> float:
-    """The share of what `step_cycles` says that products take.  That compares tiles as if no pipe were wider than PIPE
-    lanes: on CPUs whose pipes are, its choices are measured to be the faster ones."""
-    return min(unit.lanes, PIPE) / unit.pipe
+def tile_cycles(unit: VectorUnit, steps: float, stored: float, multiplied: float = MULTIPLIED) -> float:
+    """About what a tile takes whose `steps` take as much as `step_cycles` says.  That compares tiles as if no pipe were
+    wider than PIPE lanes: on CPUs whose pipes are, its choices are measured to be the faster ones."""
+    return multiplied * (steps * min(unit.lanes, PIPE) / unit.pipe + stored)
+
+
+def fetched(weights: int) -> float:
+    """Cycles in which a tile reads its `weights` elements of filters from afar, if no nearer cache keeps them."""
+    return weights / STREAMED if 4 * weights > FILTERS * second_level_cache() else 0.0
 
 
 def packing(elements: int, whole: bool, near: bool) -> float:
@@ -222,23 +230,25 @@ def tasks(
     counts: tuple[int, int, int],
     batch: int,
     cores: int,
-    tile_cycles: float,
+    tile: float,
     copied: Callable[[int, int], int],
     weights: int,
     *,
     together: bool = True,
     packed: Callable[[bool], float] = lambda alone: 0.0,
+    apart: Callable[[int], float] = lambda tiles_x: 1.0,
 ) -> Task:
-    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, with `tile_cycles`
-    for a tile; of one image, unless they may be computed `together`.
+    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, with cycles
+    for a `tile`; of one image, unless they may be computed `together`.
 
     Each task reads the `weights` elements of each of its channels' tiles, once for all of its pixels; `copied` is how
     many elements a task of (rows, columns) tiles copies of an image.  What it copies of all of them it reads again for
     each of its channels' tiles: from its cache, or from afar where that holds less.  A core's tasks come one after the
     other, so that the last core to finish counts.  `packed` is what packing all filters takes, by tasks that own all
-    pixels, each alone with its channels, or once before them.
+    pixels, each alone with its channels, or once before them.  `apart` is how many elements come from afar for each
+    that a tile reads, where tasks are as many tiles wide.
     """
-    room = cached()
+    room, shared_room = cached(), last_level_cache() // 4
 
     def every() -> Iterator[Task]:
         for n, y, x in product(shares(batch) if together else (1,), shares(counts[0]), shares(counts[1])):
@@ -252,8 +262,8 @@ def tasks(
             for f in shares(counts[2]):
                 shared = (n, batch), (y, counts[0]), (x, counts[1]), (f, counts[2])
                 number = math.prod(-(-count // share) for share, count in shared)
-                streamed = f * weights + (0 if near else f * kept)
-                each = n * y * x * f * tile_cycles * farther + kept / COPIED + streamed / STREAMED + STARTED
+                again = 0 if near else f * kept * apart(x) / (STREAMED if 4 * kept <= shared_room else STREAMED_BEYOND)
+                each = n * y * x * f * tile * farther + kept / COPIED + f * weights / STREAMED + again + STARTED
                 yield Task(n, y, x, f, -(-number // cores) * each + packing)
 
     return min(every(), key=lambda task: task.cycles)

@@ -10,14 +10,14 @@ together as data is read and parted as outputs are stored where the layout has o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
-from schedules.core.cpu import beyond_caches, last_level_cache
+from schedules.core.cpu import KIB, beyond_caches, last_level_cache
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.definitions.winograd import Winograd
@@ -225,23 +225,22 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 # from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
 FILTERED, FILTERED_NEAR = 2.2, 1.05
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
+NEAR = 384 * KIB  # bytes
 BEYOND = 4.0  # times that products take whose data are in no cache
-# of what steps of the reduction are said to take; and elements of packed filters that a core reads in a cycle, from a
-# cache of its own, from the shared one and from beyond, where a SHARE of that is what the rest leaves to them
-MULTIPLIED = 0.7
+# elements of packed filters that a core reads in a cycle, from a cache of its own, from the shared one and from beyond,
+# where a SHARE of that is what the rest leaves to them
 STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 6.5, 3.0, 2.3
 SHARE = 1 / 2
 
 
 def _reach(cores: int) -> Sequence[tuple[int, float]]:
     """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
-    near = register_tile.cached()
-    return (near, 1.0), (4 * near, 1.06), (int(last_level_cache() * SHARE) // cores, 1.5)
+    return (NEAR, 1.0), (4 * NEAR, 1.06), (int(last_level_cache() * SHARE) // cores, 1.5)
 
 
 def _near() -> int:
     """Bytes of the caches that a core has to itself."""
-    return 4 * register_tile.cached()
+    return 4 * NEAR
 
 
 def _streamed(filters: int) -> float:
@@ -291,7 +290,7 @@ def _products(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> 
     tiles = -(-p.co // panel) * -(-made.tiles // column) * made.rows.points * made.columns.points
     parts = 1 + (p.ci // made.part if made.part else 0)
     stored = parts * register_tile.STORED * config.block_lanes * config.block_rows
-    return tiles * (p.ci * step * register_tile.pipe_share(unit) + stored)
+    return tiles * register_tile.tile_cycles(unit, p.ci * step, stored)
 
 
 def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
@@ -312,7 +311,7 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     data = share * p.ci * reach * read
     period = made.rows.period * made.columns.period
     back = share * of_task * panel * period * written
-    whole = MULTIPLIED * _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
+    whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
     farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)
     filters = points * p.ci * of_task * panel / _streamed(4 * points * p.ci * panels * panel)
@@ -323,23 +322,10 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
-# of the multiply-adds of a core's vectors, what direct products reach as `cycles` counts, so that the faster of the two
-# is chosen most often; and where a pixel has but one vector of channels
-REACHED, REACHED_ALONE = 0.81, 0.63
-
-
-def pays(problem: Conv2dProblem, arch: Arch) -> bool:
-    """Whether it is estimated to take less time than `cpu`, which packs filters and makes all products."""
-    p, best = problem, default(problem, arch)
-    if best.check(p, arch) is not None:
-        return False
-    unit, inside = vector_unit(arch), p.data_axes[-1] == "ci"
-    lanes = register_tile.round_up(p.co, unit.pipe) / p.co if inside else 1.0
-    reached = REACHED_ALONE if inside and p.co <= unit.lanes else REACHED
-    products = p.flops / 2 * lanes * register_tile.product_cycles(unit) / reached
-    filters = p.co * p.ci * p.kh * p.kw
-    packed = register_tile.packing(filters, whole=True, near=not beyond_caches(4 * filters))
-    return cycles(best, p, arch) < (products + packed) / physical_cores()
+def pays(problem: Conv2dProblem, arch: Arch, direct: Callable[[Any, Arch], tuple[float, Config]]) -> bool:
+    """Whether it is estimated to take fewer cycles than `direct` products say of themselves."""
+    best = default(problem, arch)
+    return best.check(problem, arch) is None and cycles(best, problem, arch) < direct(problem, arch)[0]
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:

@@ -29,7 +29,7 @@ def choose(problem: HwcnProblem, arch: Arch) -> str:
     float32; else `simt` for float32 where there is cp.async, and `tutorial` on every other GPU."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return "mma_windows"
-    if fewer := matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch):
+    if fewer := matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch, cpu.estimated):
         return fewer
     if not arch.is_gpu:
         return "cpu"

@@ -132,13 +132,15 @@ def estimated(problem: HwcnProblem, arch: Arch) -> tuple[float, CpuConfig]:
     tile that wastes least, and tasks that keep every core busy and their data in its cache."""
     p, unit = problem, vector_unit(arch)
 
-    def cycles(config: CpuConfig) -> float:
-        rows, columns, channels, batches = config.counts(p)
+    def of_tile(config: CpuConfig) -> tuple[float, float]:
         along = config.block_x * config.block_lanes if config.lanes == "n" else config.block_lanes
         across = config.sums // config.block_lanes // (config.block_x if config.lanes == "n" else 1)
         step = register_tile.step_cycles(unit, config.vector, along, across)
         stored = register_tile.STORED if config.lanes == "n" or p.n == 1 else TURNED * config.vector
-        return rows * columns * channels * batches * (step * p.ci * p.kh * p.kw + stored * config.sums)
+        return step * p.ci * p.kh * p.kw, stored * config.sums
+
+    def cycles(config: CpuConfig) -> float:
+        return math.prod(config.counts(p)) * sum(of_tile(config))
 
     filled = 4 * register_tile.round_up(p.n, unit.lanes // 2) <= 5 * p.n
     best = min((tile for tile in _tiles(p, arch) if tile.lanes == ("n" if filled else "co")), key=cycles)
@@ -150,7 +152,7 @@ def estimated(problem: HwcnProblem, arch: Arch) -> tuple[float, CpuConfig]:
         return math.prod(p.under(tiles_y, tiles_x * best.block_x)) * p.ci * best.block[1]
 
     weights = best.block[0] * p.ci * p.kh * p.kw
-    tile = cycles(best) / (rows * columns * channels * batches)
+    tile = register_tile.tile_cycles(unit, *of_tile(best))
     counts = rows, columns, channels
     task = register_tile.tasks(counts, batches, physical_cores(), tile, copied, weights)
     return task.cycles, task.given_to(best)

@@ -41,7 +41,7 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     lie: `mma_channels_last`.  Else `direct` for such images, `winograd` where it is estimated to pay, and `simt`.
     """
     if not arch.is_gpu:
-        return winograd_schedule(problem, arch) or "cpu"
+        return winograd_schedule(problem, arch, cpu.estimated) or "cpu"
     p = problem
     if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
         return mma_windows.SCHEDULE.name
@@ -52,7 +52,7 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
         return "mma_channels_last"
     if matrix:
         return matrix
-    return "direct" if few else winograd_schedule(p, arch) or "simt"
+    return "direct" if few else winograd_schedule(p, arch, cpu.estimated) or "simt"
 
 
 OPERATOR = Operator(

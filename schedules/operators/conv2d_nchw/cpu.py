@@ -23,7 +23,16 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
-from schedules.steps.register_tile import TileConfig, accumulate, around, check_streaming, past_caches, streamed
+from schedules.steps.register_tile import (
+    MULTIPLIED,
+    MULTIPLIED_ACROSS,
+    TileConfig,
+    accumulate,
+    around,
+    check_streaming,
+    past_caches,
+    streamed,
+)
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -228,10 +237,12 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         turned = TURNED * config.vector * config.sums + register_tile.SEGMENT * config.block[0] * config.block_y
         return turned if in_lanes else register_tile.STORED * config.sums
 
+    def of_tile(config: CpuConfig) -> tuple[float, float]:
+        steps = p.reduction * register_tile.step_cycles(unit, config.vector, *config.operands())
+        return steps, stored(config) + register_tile.fetched(config.block[0] * p.reduction)
+
     def cycles(config: CpuConfig) -> float:
-        step = register_tile.step_cycles(unit, config.vector, *config.operands())
-        rows, columns, channels = config.counts(p)
-        return rows * columns * channels * (step * p.reduction + stored(config))
+        return math.prod(config.counts(p)) * sum(of_tile(config))
 
     def packed(config: CpuConfig, alone: bool) -> float:
         filters = config.counts(p)[2] * config.block[0] * p.reduction
@@ -252,15 +263,20 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
         return p.ci * rows * (columns + BEGUN)
 
+    def apart(tiles_x: int) -> float:
+        """Rows of a tile begin and end amid lines, unless they are whole ones."""
+        return 1 + 2 * BEGUN / (block_x * image.stride[1]) if tiles_x < counts[1] or tiles_x > 1 else 1.0
+
     task = register_tile.tasks(
         counts,
         p.n,
         physical_cores(),
-        cycles(best) / math.prod(counts),
+        register_tile.tile_cycles(unit, *of_tile(best), MULTIPLIED if in_lanes else MULTIPLIED_ACROSS),
         copied,
         block_f * p.reduction,
         together=not p.n_from,
         packed=lambda alone: prepared(best, alone and in_lanes),
+        apart=apart,
     )
     return task.cycles, task.given_to(best)
 

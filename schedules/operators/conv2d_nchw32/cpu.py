@@ -203,11 +203,10 @@ def default(problem: Nchw32Problem, arch: Arch) -> CpuConfig:
     """The register tile that wastes least, and tasks that keep every core busy and their data in its cache."""
     p, unit, dot = problem, vector_unit(arch), vector_dot(arch)
 
-    def cycles(config: CpuConfig) -> float:
-        step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
-        return math.prod(config.counts(p)) * step
+    def step(config: CpuConfig) -> float:
+        return register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
 
-    best = min(_tiles(p, arch), key=cycles)
+    best = min(_tiles(p, arch), key=lambda tile: math.prod(tile.counts(p)) * step(tile))
     counts = best.counts(p)
     width = 4 // dot.pack  # of an element of data, in parts of the four bytes that tasks are counted in
 
@@ -216,7 +215,7 @@ def default(problem: Nchw32Problem, arch: Arch) -> CpuConfig:
         return p.ci_groups * p.lanes * rows * columns * width // 4
 
     reduction = p.ci_groups * p.kh * p.kw * steps_of(p, dot.pack)
-    tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums
+    tile = register_tile.tile_cycles(unit, step(best) * reduction, register_tile.STORED * best.sums)
     weights, together = best.panel * reduction, not p.n_from
     return register_tile.tasks(counts, p.n, physical_cores(), tile, copied, weights, together=together).given_to(best)
 

@@ -30,7 +30,7 @@ def choose(problem: NhwcProblem, arch: Arch) -> str:
         return mma_windows.SCHEDULE.name
     if tma_tcgen05.SCHEDULE.serves(problem, arch):
         return tma_tcgen05.SCHEDULE.name
-    fewer = matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch)
+    fewer = matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch, cpu.estimated)
     return fewer or ("simt" if arch.is_gpu else "cpu")
 
 

@@ -182,32 +182,34 @@ def estimated(problem: NhwcProblem, arch: Arch) -> tuple[float, CpuConfig]:
     p, unit = problem, vector_unit(arch)
     reduction = p.ci * p.kh * p.kw
 
-    def of_tile(config: CpuConfig) -> float:
+    def of_tile(config: CpuConfig) -> tuple[float, float]:
         step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
         segments = config.block_x if config.panel < p.co else 1
-        return step * reduction + register_tile.STORED * config.sums + register_tile.SEGMENT * segments
+        stored = register_tile.STORED * config.sums + register_tile.SEGMENT * segments
+        return step * reduction, stored + register_tile.fetched(config.panel * reduction)
 
     def packed(config: CpuConfig, alone: bool) -> float:
         filters = config.counts(p)[2] * config.panel * reduction
         return register_tile.packing(filters, p.co % config.panel == 0, alone)
 
     def cycles(config: CpuConfig) -> float:
-        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + packed(config, False)
+        return rows_of(p)[0] * math.prod(config.counts(p)) * sum(of_tile(config)) + packed(config, False)
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
 
     def copied(tiles_y: int, tiles_x: int) -> int:
-        if not copies(p):
-            return 0
+        """Elements of an image that a task copies, or reads as they lie."""
         rows, columns = p.under(tiles_y, tiles_x * best.block_x)
+        if not copies(p):  # nor reads what a stride skips
+            rows, columns = min(rows, tiles_y * p.kh), min(columns, tiles_x * best.block_x * p.kw)
         return p.ci * rows * columns
 
     task = register_tile.tasks(
         counts,
         rows_of(p)[0],
         physical_cores(),
-        of_tile(best),
+        register_tile.tile_cycles(unit, *of_tile(best)),
         copied,
         best.panel * reduction,
         together=not p.n_from,
