@@ -23,7 +23,7 @@ C = TypeVar("C", bound="Config")
 T = TypeVar("T", bound="TileConfig")
 LINE = 64  # bytes of a cache line
 MOST_SUMS = 1024
-CACHED = 3 / 8  # of a core's second-level cache: what a task may keep of the data
+CACHED = 3 / 4  # of a core's second-level cache: what finds there the data of a task, or the filters of a tile, again
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
 PIPE = 8  # lanes, at most, of one of the two pipes that multiply and add, as tiles are compared
@@ -32,8 +32,7 @@ CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache lin
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
 COPIED, STREAMED, STREAMED_BEYOND = 2, 3, 1  # elements that a core copies in a cycle, reads from afar, and from memory
 # of what a tile's steps and way out are said to take: with vectors of filters, and of pixels, which cross lines
-MULTIPLIED, MULTIPLIED_ACROSS = 0.7, 0.85
-FILTERS = 3 / 4  # of a core's second-level cache: what the filters of a tile may take for the next to find them there
+MULTIPLIED, MULTIPLIED_ACROSS = 0.78, 0.95
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
 PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
@@ -179,7 +178,7 @@ def tile_cycles(unit: VectorUnit, steps: float, stored: float, multiplied: float
 
 def fetched(weights: int) -> float:
     """Cycles in which a tile reads its `weights` elements of filters from afar, if no nearer cache keeps them."""
-    return weights / STREAMED if 4 * weights > FILTERS * second_level_cache() else 0.0
+    return weights / STREAMED if 4 * weights > cached() else 0.0
 
 
 def packing(elements: int, whole: bool, near: bool) -> float:
@@ -222,7 +221,7 @@ class Task:
 
 
 def cached() -> int:
-    """Bytes of the data that a task may keep: less than the second-level cache of a core."""
+    """Bytes that a core keeps of what it reads again: less than its second-level cache, through which all else goes."""
     return int(CACHED * second_level_cache())
 
 

@@ -223,12 +223,13 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 # cycles, about, fitted to layers of stride 1 and 2 on a core with AVX-512: of an element of a packed filter, less where
 # it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one, or
 # from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
-FILTERED, FILTERED_NEAR = 2.2, 1.05
-READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
+FILTERED, FILTERED_NEAR, FILTERED_TAPS = 2.2, 1.05, 0.8
+READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 2.2, 2.7, 3.5
 NEAR = 384 * KIB  # bytes
 BEYOND = 4.0  # times that products take whose data are in no cache
-# elements of packed filters that a core reads in a cycle, from a cache of its own, from the shared one and from beyond,
-# where a SHARE of that is what the rest leaves to them
+# of what tiles of direct products take, whose sums are longer; and elements of packed filters that a core reads in a
+# cycle, from a cache of its own, the shared one and from beyond, where a SHARE of that is what the rest leaves to them
+MULTIPLIED = 0.9
 STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 6.5, 3.0, 2.3
 SHARE = 1 / 2
 
@@ -290,7 +291,7 @@ def _products(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> 
     tiles = -(-p.co // panel) * -(-made.tiles // column) * made.rows.points * made.columns.points
     parts = 1 + (p.ci // made.part if made.part else 0)
     stored = parts * register_tile.STORED * config.block_lanes * config.block_rows
-    return tiles * register_tile.tile_cycles(unit, p.ci * step, stored)
+    return MULTIPLIED * tiles * register_tile.tile_cycles(unit, p.ci * step, stored)
 
 
 def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
@@ -318,7 +319,8 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
     packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panel
     if made.owned:
-        return -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
+        near = FILTERED_NEAR if p.filter_axes[-1] in ("ci", "co") else FILTERED_TAPS
+        return -(-parts // cores) * (each + of_task * packed * near)
     return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 

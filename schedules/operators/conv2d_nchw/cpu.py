@@ -224,7 +224,7 @@ def _far(problem: NchwProblem, config: CpuConfig) -> bool:
     the cores keep in the next: they had better not come there."""
     p = problem
     few = register_tile.crowded(2 * config.block[0], 4 * p.out_h * p.out_w)
-    return few and 4 * p.n * p.co * p.out_h * p.out_w > register_tile.cached() * physical_cores()
+    return few and 4 * p.n * p.co * p.out_h * p.out_w > register_tile.cached() / 2 * physical_cores()
 
 
 def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuConfig]:
@@ -265,7 +265,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
 
     def apart(tiles_x: int) -> float:
         """Rows of a tile begin and end amid lines, unless they are whole ones."""
-        return 1 + 2 * BEGUN / (block_x * image.stride[1]) if tiles_x < counts[1] or tiles_x > 1 else 1.0
+        return 1 + BEGUN / (block_x * image.stride[1]) if counts[1] > 1 else 1.0
 
     task = register_tile.tasks(
         counts,
