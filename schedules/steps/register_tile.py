@@ -235,17 +235,17 @@ def tasks(
     *,
     together: bool = True,
     packed: Callable[[bool], float] = lambda alone: 0.0,
-    apart: Callable[[int], float] = lambda tiles_x: 1.0,
+    apart: float = 1.0,
 ) -> Task:
-    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, with cycles
-    for a `tile`; of one image, unless they may be computed `together`.
+    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, of one image unless
+    they may be computed `together`; `tile` is the cycles of one.
 
     Each task reads the `weights` elements of each of its channels' tiles, once for all of its pixels; `copied` is how
     many elements a task of (rows, columns) tiles copies of an image.  What it copies of all of them it reads again for
-    each of its channels' tiles: from its cache, or from afar where that holds less.  A core's tasks come one after the
-    other, so that the last core to finish counts.  `packed` is what packing all filters takes, by tasks that own all
-    pixels, each alone with its channels, or once before them.  `apart` is how many elements come from afar for each
-    that a tile reads, where tasks are as many tiles wide.
+    each of its channels' tiles: from its cache, or from afar where that holds less than these and a tile's filters.
+    A core's tasks come one after the other, so that the last core to finish counts.  `packed` is what packing all
+    filters takes, by tasks that own all pixels, each alone with its channels, or once before them.  `apart` is how many
+    elements come from afar for each that a tile reads.
     """
     room, shared_room = cached(), last_level_cache() // 4
 
@@ -255,13 +255,13 @@ def tasks(
             if n > 1 and not whole:
                 continue
             kept = n * copied(y, x)
-            near = 4 * kept <= room
+            near = 4 * (kept + weights) <= room
             farther = 1 + min(1.0, 4 * kept / room) / FARTHER
             packing = packed(whole and n == batch and together) / cores
             for f in shares(counts[2]):
                 shared = (n, batch), (y, counts[0]), (x, counts[1]), (f, counts[2])
                 number = math.prod(-(-count // share) for share, count in shared)
-                again = 0 if near else f * kept * apart(x) / (STREAMED if 4 * kept <= shared_room else STREAMED_BEYOND)
+                again = 0 if near else f * kept * apart / (STREAMED if 4 * kept <= shared_room else STREAMED_BEYOND)
                 each = n * y * x * f * tile * farther + kept / COPIED + f * weights / STREAMED + again + STARTED
                 yield Task(n, y, x, f, -(-number // cores) * each + packing)
 

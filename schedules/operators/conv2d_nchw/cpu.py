@@ -263,10 +263,8 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
         return p.ci * rows * (columns + BEGUN)
 
-    def apart(tiles_x: int) -> float:
-        """Rows of a tile begin and end amid lines, unless they are whole ones."""
-        return 1 + BEGUN / (block_x * image.stride[1]) if counts[1] > 1 else 1.0
-
+    # rows of a tile begin and end amid lines, unless they are whole ones
+    apart = 1 + BEGUN / (block_x * image.stride[1]) if counts[1] > 1 else 1.0
     task = register_tile.tasks(
         counts,
         p.n,
