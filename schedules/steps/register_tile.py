@@ -31,8 +31,8 @@ LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
 COPIED, STREAMED, STREAMED_BEYOND = 2, 3, 1  # elements that a core copies in a cycle, reads from afar, and from memory
-# of what a tile's steps and way out are said to take: with vectors of filters, and of pixels, which cross lines
-MULTIPLIED, MULTIPLIED_ACROSS = 0.78, 0.95
+MULTIPLIED = 0.78  # of what a tile's steps and way out are said to take
+ACROSS = 1.2  # times that takes with vectors of pixels, which cross lines, where pipes are wider than PIPE
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
 PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
@@ -170,10 +170,12 @@ def product_cycles(unit: VectorUnit) -> float:
     return 1 / (2 * unit.pipe)
 
 
-def tile_cycles(unit: VectorUnit, steps: float, stored: float, multiplied: float = MULTIPLIED) -> float:
-    """About what a tile takes whose `steps` take as much as `step_cycles` says.  That compares tiles as if no pipe were
-    wider than PIPE lanes: on CPUs whose pipes are, its choices are measured to be the faster ones."""
-    return multiplied * (steps * min(unit.lanes, PIPE) / unit.pipe + stored)
+def tile_cycles(unit: VectorUnit, steps: float, stored: float, across: bool = False) -> float:
+    """About what a tile takes whose `steps` take as much as `step_cycles` says, where its vectors lie `across` lines or
+    not.  Those compare tiles as if no pipe were wider than PIPE lanes: on CPUs whose pipes are, their choices are
+    measured to be the faster ones."""
+    cycles = MULTIPLIED * (steps * min(unit.lanes, PIPE) / unit.pipe + stored)
+    return ACROSS * cycles if across and unit.pipe > PIPE else cycles
 
 
 def fetched(weights: int) -> float:
@@ -186,10 +188,11 @@ def packing(elements: int, whole: bool, near: bool) -> float:
     return elements * ((PACKED_NEAR if near else PACKED) if whole else PACKED_ALONE)
 
 
-def fits(unit: VectorUnit, sums: int, vectors: int, broadcasts: int = 1) -> bool:
-    """Whether a tile leaves registers for its operands and for what the compiler moves ahead: of `broadcasts` those
-    that it keeps, all where the next tap along a row multiplies them again."""
-    return sums <= unit.registers * 3 // 4 and sums + vectors + broadcasts <= unit.registers
+def fits(unit: VectorUnit, sums: int, vectors: int, broadcasts: int = 1, ahead: int | None = None) -> bool:
+    """Whether a tile leaves registers for its operands and for what the compiler moves ahead, a quarter of them or as
+    many as `ahead`: of `broadcasts` those that it keeps, all where the next tap along a row multiplies them again."""
+    left = unit.registers // 4 if ahead is None else ahead
+    return sums <= unit.registers - left and sums + vectors + broadcasts <= unit.registers
 
 
 def crowded(rows: int, apart: int) -> bool:
@@ -235,17 +238,19 @@ def tasks(
     *,
     together: bool = True,
     packed: Callable[[bool], float] = lambda alone: 0.0,
+    begun: Callable[[int, int], int] = lambda tiles_y, tiles_x: 0,
     apart: float = 1.0,
 ) -> Task:
-    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, of one image unless
-    they may be computed `together`; `tile` is the cycles of one.
+    """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, each of
+    which takes `tile` cycles; of one image, unless they may be computed `together`.
 
     Each task reads the `weights` elements of each of its channels' tiles, once for all of its pixels; `copied` is how
     many elements a task of (rows, columns) tiles copies of an image.  What it copies of all of them it reads again for
     each of its channels' tiles: from its cache, or from afar where that holds less than these and a tile's filters.
     A core's tasks come one after the other, so that the last core to finish counts.  `packed` is what packing all
-    filters takes, by tasks that own all pixels, each alone with its channels, or once before them.  `apart` is how many
-    elements come from afar for each that a tile reads.
+    filters takes, by tasks that own all pixels, each alone with its channels, or once before them.  `begun` is how many
+    elements a task could copy while it begins rows of an image, `apart` how many come from afar for each that a tile
+    reads.
     """
     room, shared_room = cached(), last_level_cache() // 4
 
@@ -257,12 +262,13 @@ def tasks(
             kept = n * copied(y, x)
             near = 4 * (kept + weights) <= room
             farther = 1 + min(1.0, 4 * kept / room) / FARTHER
+            copying = (kept + n * begun(y, x)) / COPIED
             packing = packed(whole and n == batch and together) / cores
             for f in shares(counts[2]):
                 shared = (n, batch), (y, counts[0]), (x, counts[1]), (f, counts[2])
                 number = math.prod(-(-count // share) for share, count in shared)
                 again = 0 if near else f * kept * apart / (STREAMED if 4 * kept <= shared_room else STREAMED_BEYOND)
-                each = n * y * x * f * tile * farther + kept / COPIED + f * weights / STREAMED + again + STARTED
+                each = n * y * x * f * tile * farther + copying + f * weights / STREAMED + again + STARTED
                 yield Task(n, y, x, f, -(-number // cores) * each + packing)
 
     return min(every(), key=lambda task: task.cycles)

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from schedules.core import arch as arch_module
 from schedules.core.arch import (
     ARCHES,
     WIDE_PIPES,
@@ -164,6 +165,17 @@ def test_waves_of_a_simd_are_what_llvm_says(amd_linker: None, arch: Arch) -> Non
 )
 def test_vector_units(target: str, unit: VectorUnit) -> None:
     assert vector_unit(parse_arch(target)) == unit
+
+
+@pytest.mark.parametrize(("features", "pipe"), [({"amx_tile"}, 16), ({"avx512_fp16"}, 16), ({"avx512f"}, 8), (None, 8)])
+def test_pipes_of_this_cpu_are_told_by_its_features(
+    monkeypatch: pytest.MonkeyPatch, features: set[str] | None, pipe: int
+) -> None:
+    """A hypervisor may show a model of narrow ones; of a CPU that is named nothing is known but its name."""
+    monkeypatch.setattr(arch_module, "host_cpu", lambda name: {"mcpu": "rocketlake"})
+    monkeypatch.setattr(arch_module, "cpu_features", lambda: features)
+    assert vector_unit.__wrapped__(parse_arch("llvm")) == VectorUnit(16, 32, pipe)
+    assert vector_unit.__wrapped__(parse_arch("llvm:rocketlake")) == VectorUnit(16, 32, 8)
 
 
 def test_wide_pipes_are_names_that_llvm_knows() -> None:

@@ -24,8 +24,6 @@ from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
 from schedules.steps.register_tile import (
-    MULTIPLIED,
-    MULTIPLIED_ACROSS,
     TileConfig,
     accumulate,
     around,
@@ -257,11 +255,11 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     best = min(_tiles(p, arch, lanes), key=lambda tile: p.n * cycles(tile) + prepared(tile, False))
     counts, (block_f, block_y, block_x) = best.counts(p), best.block
 
+    def rows_of(tiles_y: int) -> int:
+        return p.ci * ((tiles_y * block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1)
+
     def copied(tiles_y: int, tiles_x: int) -> int:
-        """Elements that a task copies, with those that it could copy while it begins rows."""
-        rows = (tiles_y * block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
-        return p.ci * rows * (columns + BEGUN)
+        return rows_of(tiles_y) * (tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1])
 
     # rows of a tile begin and end amid lines, unless they are whole ones
     apart = 1 + BEGUN / (block_x * image.stride[1]) if counts[1] > 1 else 1.0
@@ -269,11 +267,12 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         counts,
         p.n,
         physical_cores(),
-        register_tile.tile_cycles(unit, *of_tile(best), MULTIPLIED if in_lanes else MULTIPLIED_ACROSS),
+        register_tile.tile_cycles(unit, *of_tile(best), across=not in_lanes),
         copied,
         block_f * p.reduction,
         together=not p.n_from,
         packed=lambda alone: prepared(best, alone and in_lanes),
+        begun=lambda tiles_y, tiles_x: BEGUN * rows_of(tiles_y),
         apart=apart,
     )
     return task.cycles, task.given_to(best)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LANES = (1, 2, 3, 4)  # vectors of a register tile
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+AHEAD = 4  # registers for operands of sums of a task's copy; data as they lie are late, and more is to be moved ahead
 
 
 @dataclass(frozen=True)
@@ -220,11 +221,11 @@ def estimated(problem: NhwcProblem, arch: Arch) -> tuple[float, CpuConfig]:
 
 def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
     """Register tiles that the registers hold and the problem does not fall short of."""
-    p, unit = problem, vector_unit(arch)
+    p, unit, ahead = problem, vector_unit(arch), AHEAD if copies(problem) else None
     for vector in register_tile.vectors_for(unit, p.co):
         for block_lanes, block_x in product(LANES, PIXELS):
             short = vector * (block_lanes - 1) >= p.co or block_x > rows_of(p)[2]
-            if not short and register_tile.fits(unit, block_lanes * block_x, block_lanes):
+            if not short and register_tile.fits(unit, block_lanes * block_x, block_lanes, ahead=ahead):
                 yield CpuConfig(vector, block_lanes=block_lanes, block_x=block_x)
 
 

@@ -29,10 +29,11 @@ def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> 
     n=st.integers(1, 20), size=st.integers(1, 9), ci=st.integers(1, 9), co=st.integers(1, 20), k=st.integers(1, 3),
     stride=st.integers(1, 3), pad=st.integers(0, 2), lanes=st.sampled_from(LANES), packed=st.booleans(),
     block=st.tuples(*[st.integers(1, 3)] * 3), tiles=st.integers(1, 3), chunk=st.integers(0, 3),
+    images=st.integers(1, 3),
 )  # fmt: skip
 def test_any_shape_is_correct(
     host: Arch, n: int, size: int, ci: int, co: int, k: int, stride: int, pad: int,
-    lanes: str, packed: bool, block: tuple[int, int, int], tiles: int, chunk: int,
+    lanes: str, packed: bool, block: tuple[int, int, int], tiles: int, chunk: int, images: int,
 ) -> None:  # fmt: skip
     size = max(size, k - 2 * pad)
     problem = problem_of(
@@ -41,7 +42,7 @@ def test_any_shape_is_correct(
     along, rows, x = block
     config = dict(
         vector=4, lanes=lanes, block_lanes=along, block_rows=rows, block_x=x,
-        tiles_x=tiles, tiles_y=tiles, chunk=chunk, packed=packed,
+        tiles_x=tiles, tiles_y=tiles, tiles_n=images, chunk=chunk, packed=packed,
     )  # fmt: skip
     assert_correct(problem, host, "cpu", config)
 
@@ -78,13 +79,14 @@ def test_portable_target() -> None:
         ("tiles_x", 2),
         ("tiles_y", 2),
         ("chunk", 1),
+        ("tiles_n", 2),
         ("packed", False),
     ],  # fmt: skip
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(block_x=1)
     assert set(base.to_json()) == {
-        "lanes", "vector", "block_lanes", "block_rows", "block_x", "tiles_x", "tiles_y", "chunk", "packed"
+        "lanes", "vector", "block_lanes", "block_rows", "block_x", "tiles_x", "tiles_y", "tiles_n", "chunk", "packed"
     }  # fmt: skip
     assert_changes_the_source(problem_of("conv2d_hwcn", **PROBLEM), host, "cpu", base, **{field: value})
 

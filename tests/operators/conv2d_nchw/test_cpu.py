@@ -45,11 +45,11 @@ def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> 
     n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 20), ci=st.integers(1, 9), co=st.integers(1, 20),
     k=st.integers(1, 3), stride=st.integers(1, 3), dilation=st.integers(1, 2), pad=st.integers(0, 2),
     block=st.tuples(*[st.integers(1, 4)] * 3), tiles=st.integers(1, 3), chunk=st.integers(0, 3),
-    lanes=st.sampled_from(LANES),
+    images=st.integers(1, 4), lanes=st.sampled_from(LANES),
 )  # fmt: skip
 def test_any_shape_is_correct(
     host: Arch, n: int, h: int, w: int, ci: int, co: int, k: int, stride: int, dilation: int, pad: int,
-    block: tuple[int, int, int], tiles: int, chunk: int, lanes: str,
+    block: tuple[int, int, int], tiles: int, chunk: int, images: int, lanes: str,
 ) -> None:  # fmt: skip
     reach = dilation * (k - 1) + 1 - 2 * pad
     problem = problem_of(
@@ -57,7 +57,10 @@ def test_any_shape_is_correct(
         pad=pad, stride=stride, dilation=dilation,
     )  # fmt: skip
     x, y, f = block
-    config = dict(vector=4, lanes=lanes, block_x=x, block_y=y, block_f=f, tiles_x=tiles, tiles_y=tiles, chunk=chunk)
+    config = dict(
+        vector=4, lanes=lanes, block_x=x, block_y=y, block_f=f,
+        tiles_x=tiles, tiles_y=tiles, tiles_n=images, chunk=chunk,
+    )  # fmt: skip
     assert_correct(problem, host, "cpu", config)
 
 
@@ -116,12 +119,13 @@ def test_default_tasks_cover_the_cores(host: Arch) -> None:
         ("tiles_x", 2),
         ("tiles_y", 2),
         ("chunk", 2),
+        ("tiles_n", 2),
     ],
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(vector=4)
-    names = {"vector", "lanes", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk", "streaming"}
-    assert set(base.to_json()) == names
+    names = {"vector", "lanes", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk", "tiles_n"}
+    assert set(base.to_json()) == names | {"streaming"}
     assert_changes_the_source(problem_of("conv2d_nchw", **PROBLEM), host, "cpu", base, **{field: value})
 
 

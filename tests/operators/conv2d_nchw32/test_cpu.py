@@ -33,7 +33,11 @@ def test_epilogue_is_exact(host: Arch, epilogue: str) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [dict(block_lanes=1, block_x=1), dict(block_x=3, tiles_x=2, tiles_y=2, chunk=1), dict(block_x=7, tiles_x=3)],
+    [
+        dict(block_lanes=1, block_x=1),
+        dict(block_x=3, tiles_x=2, tiles_y=2, chunk=1),
+        dict(block_x=7, tiles_x=3, tiles_y=9, tiles_n=2),
+    ],
     ids=str,
 )
 def test_other_configs_are_exact(host: Arch, config: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
-from schedules.operators.conv2d_nhwc.cpu import CpuConfig, default, is_alone, rows_of
+from schedules.core.errors import ConfigError
+from schedules.operators.conv2d_nhwc.cpu import CpuConfig, default, estimated, is_alone, rows_of
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import SHAPES
 
@@ -46,7 +47,7 @@ def test_default_fits_the_registers_and_the_problem(host: Arch) -> None:
     for target, vector in (("llvm:x86-64-v4", 16), ("llvm:x86-64-v3", 8), ("llvm:x86-64", 4)):
         arch = parse_arch(target)
         config = default(problem, arch)
-        assert config.vector == vector and config.sums * 4 <= vector_unit(arch).registers * 3
+        assert config.vector == vector and config.sums + config.block_lanes < vector_unit(arch).registers
     short = default(problem_of("conv2d_nhwc", n=1, h=3, w=3, ci=8, co=3, kh=3, kw=3), host)
     assert short.panel <= 8 and short.block_x == 1
 
@@ -82,18 +83,34 @@ def test_a_task_that_owns_all_pixels_packs_its_own_filters(host: Arch) -> None:
     made = CpuConfig(**config, tiles_y=7)  # type: ignore[arg-type]
     assert is_alone(made, problem)
     assert not any(is_alone(other, problem) for other in (replace(made, tiles_y=6), replace(made, tiles_x=1)))
-    assert not is_alone(made, replace(problem, n=2))
-    for tiles_y in (7, 4):
-        assert_correct(problem, host, "cpu", {**config, "tiles_y": tiles_y})
+    assert not is_alone(made, replace(problem, n=2)) and is_alone(replace(made, tiles_n=2), replace(problem, n=2))
+    assert not is_alone(replace(made, tiles_n=2), replace(problem, n=2, n_from=1))
+    for n, tiles in ((1, dict(tiles_y=7)), (1, dict(tiles_y=4)), (3, dict(tiles_y=7, tiles_n=3))):
+        assert_correct(replace(problem, n=n), host, "cpu", {**config, **tiles})
+
+
+@pytest.mark.parametrize("tiles_n", [2, 3, 9])
+def test_a_task_may_own_images(host: Arch, tiles_n: int) -> None:
+    """The last of five is alone, or there are more than those."""
+    problem = problem_of("conv2d_nhwc", n=5, h=5, w=6, ci=9, co=20, kh=3, kw=3, pad=1, stride=2, dtype="float32")
+    config = dict(vector=8, block_lanes=1, block_x=2, tiles_x=2, tiles_y=3)
+    assert_correct(problem, host, "cpu", {**config, "tiles_n": tiles_n})
+
+
+def test_any_number_of_images_is_computed_one_by_one(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=8, h=7, w=7, ci=64, co=64, kh=3, kw=3, pad=1, n_from=1)
+    assert default(problem, host).tiles_n == 1
+    with pytest.raises(ConfigError, match="tiles_n=2 is for a number of images that is known; use tiles_n=1"):
+        build(problem, host, "cpu", dict(tiles_n=2))
 
 
 def test_a_few_pixels_of_large_filters_are_owned_by_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedules.operators.conv2d_nhwc.cpu.physical_cores", lambda: 2)
-    arch, chosen = parse_arch("llvm:x86-64-v4"), default.__wrapped__
+    arch, chosen = parse_arch("llvm:x86-64-v4"), estimated.__wrapped__
     problem = problem_of("conv2d_nhwc", n=1, h=16, w=16, ci=1280, co=1280, kh=3, kw=3, stride=2, pad=1)
-    assert is_alone(chosen(problem, arch), problem)
+    assert is_alone(chosen(problem, arch)[1], problem)
     many = replace(problem, h=128, w=128, ci=128, co=128)
-    assert not is_alone(chosen(many, arch), many)
+    assert not is_alone(chosen(many, arch)[1], many)
 
 
 def test_outputs_go_past_the_caches(host: Arch) -> None:
