@@ -17,6 +17,7 @@ import pytest
 from schedules.build.builder import Built, build
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
+from schedules.bundle import bundle as bundle_module
 from schedules.bundle.bundle import Bundle, Loaded, embedded_machines, write_bundle
 from schedules.bundle.package import loader
 from schedules.core import folders
@@ -497,7 +498,7 @@ def test_cpu_features_must_match(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     needed = Bundle.open(folder).manifest["target"]["cpu_features"]
     if not needed:
         pytest.skip("built for this machine's baseline, which needs no feature")
-    monkeypatch.setattr(devices, "cpu_features", lambda: frozenset(needed) - {needed[0]})
+    monkeypatch.setattr(bundle_module, "cpu_features", lambda: frozenset(needed) - {needed[0]})
     with pytest.raises(BundleError, match=f"this one lacks {needed[0]}; rebuild with --target llvm"):
         Bundle.open(folder).load()
 
