@@ -33,6 +33,8 @@ FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fet
 COPIED, STREAMED, STREAMED_BEYOND = 2, 3, 1  # elements that a core copies in a cycle, reads from afar, and from memory
 MULTIPLIED = 0.78  # of what a tile's steps and way out are said to take
 ACROSS = 1.2  # times that takes with vectors of pixels, which cross lines, where pipes are wider than PIPE
+# of its time, and cycles, that tasks of several images have to save: a kernel of tasks of one takes any number of them
+SAVED, LEAST_SAVED = 1 / 20, 30_000
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
 PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
@@ -242,7 +244,7 @@ def tasks(
     apart: float = 1.0,
 ) -> Task:
     """The best task for `counts` tiles along (rows, columns, channels) and `batch` along the images, each of
-    which takes `tile` cycles; of one image, unless they may be computed `together`.
+    which takes `tile` cycles; of one image, unless they may be computed `together` and that saves enough.
 
     Each task reads the `weights` elements of each of its channels' tiles, once for all of its pixels; `copied` is how
     many elements a task of (rows, columns) tiles copies of an image.  What it copies of all of them it reads again for
@@ -271,4 +273,7 @@ def tasks(
                 each = n * y * x * f * tile * farther + copying + f * weights / STREAMED + again + STARTED
                 yield Task(n, y, x, f, -(-number // cores) * each + packing)
 
-    return min(every(), key=lambda task: task.cycles)
+    found = list(every())
+    one = min((task for task in found if task.tiles_n == 1), key=lambda task: task.cycles)
+    best = min(found, key=lambda task: task.cycles)
+    return best if one.cycles - best.cycles > max(SAVED * one.cycles, LEAST_SAVED) else one

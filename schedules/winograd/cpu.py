@@ -221,11 +221,12 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 
 
 # cycles, about, fitted to layers of stride 1 and 2 on a core with AVX-512: of an element of a packed filter, less where
-# it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one, or
-# from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
+# it stays with its task, and least where its taps lie side by side; of an input of a tile and of an output, copied and
+# transformed in vectors or one by one, or from channels that drive each other out of the nearest cache, which was
+# measured where that has twelve ways
 FILTERED, FILTERED_NEAR, FILTERED_TAPS = 2.2, 1.05, 0.8
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 2.2, 2.7, 3.5
-NEAR = 384 * KIB  # bytes
+NEAR = 384 * KIB  # bytes of a task that are as near as can be
 BEYOND = 4.0  # times that products take whose data are in no cache
 # of what tiles of direct products take, whose sums are longer; and elements of packed filters that a core reads in a
 # cycle, from a cache of its own, the shared one and from beyond, where a SHARE of that is what the rest leaves to them

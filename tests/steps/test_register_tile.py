@@ -88,6 +88,14 @@ def test_images_share_filters_that_come_from_afar(monkeypatch: pytest.MonkeyPatc
     assert images(7) > 1 == images(7, together=False) == images(112)
 
 
+def test_few_cycles_are_not_worth_a_kernel_for_one_number_of_images() -> None:
+    """Tasks of several images would be started less often."""
+    counts, cycles = (6, 1, 1), 100.0
+    assert tasks(counts, 8, 2, cycles, lambda y, x: 30 * y, weights=27 * 8).tiles_n == 1
+    many = tasks(counts, 8000, 2, cycles, lambda y, x: 30 * y, weights=27 * 8)
+    assert many.tiles_n > 1
+
+
 def test_a_task_alone_packs_its_own_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """If packing is cheaper then than what more tasks gain."""
     for alone_cycles, whole in ((0.0, True), (1e9, False)):

@@ -23,14 +23,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
-from schedules.steps.register_tile import (
-    TileConfig,
-    accumulate,
-    around,
-    check_streaming,
-    past_caches,
-    streamed,
-)
+from schedules.steps.register_tile import TileConfig, accumulate, around, check_streaming, past_caches, streamed
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -271,7 +264,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         copied,
         block_f * p.reduction,
         together=not p.n_from,
-        packed=lambda alone: prepared(best, alone and in_lanes),
+        packed=lambda alone: prepared(best, alone),
         begun=lambda tiles_y, tiles_x: BEGUN * rows_of(tiles_y),
         apart=apart,
     )
