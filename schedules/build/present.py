@@ -7,6 +7,7 @@ from typing import Any
 
 from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import ARCHES, Arch, physical_cores
+from schedules.core.cpu import cpu_model
 from schedules.core.errors import ToolchainError
 from schedules.core.operator import Array
 from schedules.core.tvm import tvm
@@ -51,16 +52,7 @@ def local_gpu() -> Arch | None:
 
 def cpu_name() -> str:
     """The CPU's name and how many of its cores this process may use."""
-    name = "CPU"
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    name = line.split(":", 1)[1].strip()
-                    break
-    except OSError:
-        pass  # no /proc: the generic name serves
-    return f"{name} x{physical_cores()}"
+    return f"{cpu_model() or 'CPU'} x{physical_cores()}"
 
 
 def to_device(array: Array, arch: Arch) -> Any:

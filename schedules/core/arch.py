@@ -328,7 +328,7 @@ WIDE_PIPES = (
     "znver5",
 )
 # of CPUs with such pipes, by Linux's names: where a hypervisor shows the number of another model, LLVM goes by that
-WIDE_FEATURES = {"amx_tile", "avx512_fp16"}
+WIDE_FEATURES = frozenset({"amx_tile", "avx512_fp16"})
 
 
 @dataclass(frozen=True)

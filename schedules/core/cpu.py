@@ -13,20 +13,15 @@ MOST_CACHE = 128 * KIB**2  # the largest last-level cache that is told apart fro
 SECOND = 1024 * KIB  # bytes of a second-level cache where the system does not tell
 
 
-def cpuinfo() -> list[str]:
-    """The lines of Linux's description; none elsewhere."""
-    try:
-        return CPUINFO.read_text().splitlines()
-    except OSError:
-        return []
+def cpu_model() -> str | None:
+    """The name of this CPU's model; None where it is not told."""
+    return _told("model name")
 
 
 def cpu_features() -> frozenset[str] | None:
     """The features of this CPU by Linux's names; None where they are not told."""
-    for line in cpuinfo():
-        if line.startswith("flags"):
-            return frozenset(line.split(":", 1)[1].split())
-    return None
+    flags = _told("flags")
+    return None if flags is None else frozenset(flags.split())
 
 
 @lru_cache
@@ -45,6 +40,15 @@ def beyond_caches(nbytes: int, share: float = 3 / 4) -> bool:
     """Whether tensors of so many bytes have their stores go past the caches of this CPU: from a `share` of the last
     one, by default that of glibc's memcpy."""
     return nbytes > share * last_level_cache()
+
+
+def _told(field: str) -> str | None:
+    """What Linux says of the first processor."""
+    with contextlib.suppress(OSError):
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith(field):
+                return line.split(":", 1)[1].strip()
+    return None
 
 
 def _caches() -> list[tuple[int, int]]:

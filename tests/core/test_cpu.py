@@ -37,7 +37,7 @@ def test_caches_are_those_that_the_system_tells(system: Path) -> None:
 
 def test_a_system_may_tell_nothing(system: Path) -> None:
     assert second_level_cache() == SECOND and last_level_cache() == MOST_CACHE
-    assert cpu.cpuinfo() == [] and cpu.cpu_features() is None
+    assert cpu.cpu_model() is None and cpu.cpu_features() is None
 
 
 def test_a_cache_that_is_told_by_half_is_left_out(system: Path) -> None:
@@ -51,6 +51,7 @@ def test_the_largest_caches_are_alike(system: Path) -> None:
     assert last_level_cache() == MOST_CACHE and second_level_cache() == KIB**2
 
 
-def test_features_are_those_of_the_first_processor(system: Path) -> None:
-    (system / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2 amx_tile\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert cpu.cpu_features() == {"fpu", "avx2", "amx_tile"}
+def test_the_first_processor_is_told_of(system: Path) -> None:
+    first = "processor\t: 0\nmodel name\t: A: 7\nflags\t\t: fpu avx2 amx_tile\n"
+    (system / "cpuinfo").write_text(first + "\nprocessor\t: 1\nmodel name\t: B\nflags\t\t: fpu\n")
+    assert cpu.cpu_features() == {"fpu", "avx2", "amx_tile"} and cpu.cpu_model() == "A: 7"

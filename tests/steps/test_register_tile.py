@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,7 +97,16 @@ def test_few_cycles_are_not_worth_a_kernel_for_one_number_of_images() -> None:
     assert many.tiles_n > 1
 
 
-def test_a_task_alone_packs_its_own_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_begin_and_lines_that_come_in_part_take_longer() -> None:
+    def cycles(kept: int, **more: Any) -> float:
+        return tasks((1, 1, 16), 1, 1, 1e5, lambda y, x: kept, weights=1000, **more).cycles
+
+    near, far = 10, cached()
+    assert cycles(near, begun=lambda y, x: 100) > cycles(near) == cycles(near, apart=3.0)
+    assert cycles(far, apart=3.0) > cycles(far)
+
+
+def test_a_task_alone_packs_its_own_filters() -> None:
     """If packing is cheaper then than what more tasks gain."""
     for alone_cycles, whole in ((0.0, True), (1e9, False)):
         found = tasks(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from schedules.core.arch import ARCHES, Arch
-from schedules.core.cpu import cpuinfo
+from schedules.core.cpu import cpu_model
 from schedules.core.device import DEVICES, Device, find_device, slug
 from schedules.core.errors import UnknownNameError
 
@@ -100,8 +100,7 @@ class LocalDevice:
 @lru_cache
 def cpu() -> LocalDevice:
     """This machine's processor."""
-    name = next((line.split(":", 1)[1].strip() for line in cpuinfo() if line.startswith("model name")), "")
-    return LocalDevice("llvm", name or platform.processor() or platform.machine(), platform.machine())
+    return LocalDevice("llvm", cpu_model() or platform.processor() or platform.machine(), platform.machine())
 
 
 @lru_cache
