@@ -260,7 +260,7 @@ def tasks(
         for n, y, x in product(shares(batch) if together else (1,), shares(counts[0]), shares(counts[1])):
             whole = (y, x) == counts[:2]
             if n > 1 and not whole:
-                continue
+                continue  # no better than more of one image
             kept = n * copied(y, x)
             near = 4 * (kept + weights) <= room
             farther = 1 + min(1.0, 4 * kept / room) / FARTHER
