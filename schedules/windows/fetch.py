@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.tirx.types import Buffer, Expr, Tensors
+from schedules.tirx.types import Buffer, Expr, Index, Tensors
 from schedules.tirx.values import kept, named
 from schedules.windows.geometry import OCTET, STEP, WORD, Windows, strides
 
-IN_FLIGHT = 24  # elements that a thread loads before it stores them
+IN_FLIGHT = 40  # words that a thread loads before it stores them
+REGISTERS, REGISTERS_SM = 255, 65536  # that a thread and a multiprocessor have, of GPUs with mma.sync
+FILTERS_IN_FLIGHT = 96  # and of filters, elements or words, before there are sums
 # zeros where it is not there
 _COPY = """
 __device__ __forceinline__ void windows_copy_{0}(void* to, const void* from, bool there) {{
@@ -127,6 +129,8 @@ class PatchFetch:
         self.lines = self.rows * self.per_row
         powers = [2**i for i in range(3, 11) if w.config.threads % 2**i == 0]
         self.across = min(powers, key=lambda n: (math.prod(self.turns(n)), -n))
+        words = 0 if self.copied else self.piece_words * self.turns(self.across)[1] * self.together
+        self.values = T.alloc_local((max(1, words),), "uint32")
 
     def turns(self, across: int) -> tuple[int, int]:
         """Lines, and pieces of each, of a thread, where `across` threads share a line."""
@@ -171,46 +175,65 @@ class PatchFetch:
 
     def emit(self, place: Place, stage: Expr) -> None:
         """Bring the patch of the tile at `place` into `stage`, as a group of copies."""
-        w = self.w
-        lanes, (turns, pieces) = w.config.threads // self.across, self.turns(self.across)
-        first_line = kept("first_line", T.truncdiv(self.thread, self.across))
-        first_piece = kept("first_piece", T.truncmod(self.thread, self.across))
-        base = named("patch", stage * (w.patch_words * WORD))
-        sources = []
-        for i in range(pieces):
-            piece = first_piece + i * self.across
-            element, inside, offset = self.source(place, piece)
-            held = piece < self.pieces if (i + 1) * self.across > self.pieces else None
-            sources.append((named("element", element), named("inside", inside), named("offset", offset), held))
-        words = 0 if self.copied else self.piece_words
-        together = 1 if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
-        sure = -(-turns // together) * together * lanes == self.lines
-        with T.serial(-(-turns // together)) as round_:
-            values = T.alloc_local((max(1, together * pieces * words),), "uint32")
-            for stored in (False,) if self.copied else (False, True):
-                for k in range(together):
-                    number = named("line", first_line + (round_ * together + k) * lanes)
-                    start, there, into = self.line(place, number)
-                    start, there, into = named("start", start), named("there", there), named("into", base + into)
-                    for i, (element, inside, offset, held) in enumerate(sources):
-                        conditions = ([] if sure else [number < self.lines]) + ([] if held is None else [held])
-                        use = named("use", tirx.all(there, inside, *conditions))
-                        target, own = into + offset, (k * pieces + i) * words
-                        with _where(conditions if stored or self.copied else []):
-                            if stored:
-                                self._store(target, [values[own + j] for j in range(words)])
-                            elif self.copied:
-                                self._copy(target, start + element, use)
-                            else:
-                                self._load([values[own + j] for j in range(words)], start + element, use, values, own)
+        self.begin(place, stage)
+        if not self.copied:
+            self.end(place, stage)
+
+    def begin(self, place: Place, stage: Expr) -> None:
+        """Begin to: what is copied comes by itself, what is `held` is loaded."""
+        if not (self.copied or self.held):
+            return
+        pieces = self._pieces(place, stage)
+        with T.serial(self.rounds) as number:
+            pieces.emit(number, stored=False)
         if self.copied:
             T.evaluate(T.ptx.cp.async_.commit_group())
+
+    def end(self, place: Place, stage: Expr) -> None:
+        """Put what passes through registers where it belongs."""
+        pieces = self._pieces(place, stage)
+        with T.serial(self.rounds) as number:
+            if not self.held:
+                pieces.emit(number, stored=False)
+            pieces.emit(number, stored=True)
+
+    @property
+    def held(self) -> bool:
+        """Whether a patch waits in registers between `begin` and `end`, for which there is room."""
+        if self.copied or self.rounds > 1:
+            return False
+        words = self.together * self.turns(self.across)[1] * self.piece_words
+        of_thread = min(REGISTERS, REGISTERS_SM // (self.w.config.threads * self.w.config.blocks_sm))
+        return self.w.registers + words <= of_thread
+
+    @property
+    def together(self) -> int:
+        """Lines of a round."""
+        turns, pieces = self.turns(self.across)
+        return 1 if self.copied else max(1, min(turns, IN_FLIGHT // (self.piece_words * pieces)))
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.turns(self.across)[0] // self.together)
+
+    def _pieces(self, place: Place, stage: Expr) -> Pieces:
+        across, count = self.across, self.turns(self.across)[1]
+        line = kept("first_line", T.truncdiv(self.thread, across))
+        first = kept("first_piece", T.truncmod(self.thread, across))
+        base = named("patch", stage * (self.w.patch_words * WORD))
+        sources = []
+        for i in range(count):
+            piece = first + i * across
+            element, inside, offset = self.source(place, piece)
+            own = [piece < self.pieces] if (i + 1) * across > self.pieces else []
+            sources.append((named("element", element), named("inside", inside), named("offset", offset), own))
+        return Pieces(self, place, base, line, sources)
 
     def _at(self, element: Expr, use: Expr) -> Expr:
         """The address of an element of the data, or of the first one where it is of no `use`."""
         return self.tensors["flat data"].ptr_to([T.Select(use, element, 0)])
 
-    def _copy(self, target: Expr, element: Expr, use: Expr) -> None:
+    def copy(self, target: Expr, element: Expr, use: Expr) -> None:
         nbytes = self.w.vector
         text = _COPY.format(nbytes, "cg" if nbytes == 16 else "ca")
         to, source = self.memory.ptr_to([target]), self._at(element, use)
@@ -222,10 +245,10 @@ class PatchFetch:
         w = self.w
         return w.pixels * w.elements // w.unit if w.pixels > 1 else 1
 
-    def _load(self, words: list[Expr], element: Expr, use: Expr, values: Buffer, own: int) -> None:
+    def load(self, words: list[Expr], element: Expr, use: Expr, own: int) -> None:
         w = self.w
         if w.pixels == 1:
-            T.buffer_store(values, _load(w.item, self._at(element, use), use), [own])
+            T.buffer_store(self.values, _load(w.item, self._at(element, use), use), [own])
             return
         # runs of elements that follow each other: all of the piece's, or those of each channel
         run = w.pixels * w.elements if w.contiguous else w.pixels
@@ -235,7 +258,7 @@ class PatchFetch:
             at = element + line * w.data["ci"] + of_line
             _load_words(words[first : first + each], self._at(at, use), use)
 
-    def _store(self, target: Expr, words: list[Expr]) -> None:
+    def store(self, target: Expr, words: list[Expr]) -> None:
         w = self.w
         if w.pixels == 1:
             _put(w.item, self.memory.ptr_to([target]), words[0])
@@ -258,6 +281,40 @@ class PatchFetch:
             put_words(self.memory.ptr_to([target + first * WORD]), found[first : first + each])
 
 
+@dataclass
+class Pieces:
+    """A thread's pieces of a tile's patch, of each of its lines as many as `sources`: elements from the line's start,
+    whether they are there, bytes into the line, and conditions on which the piece is the thread's."""
+
+    fetch: PatchFetch
+    place: Place
+    base: Expr
+    first_line: Expr
+    sources: Sequence[tuple[Expr, Expr, Expr, list[Expr]]]
+
+    def emit(self, round_: Index, stored: bool) -> None:
+        """Copy or load those of the lines of round number `round_`, or have them `stored`."""
+        fetch, together, words = self.fetch, self.fetch.together, 0 if self.fetch.copied else self.fetch.piece_words
+        lanes = fetch.w.config.threads // fetch.across
+        sure = fetch.rounds * together * lanes == fetch.lines
+        for k in range(together):
+            number = named("line", self.first_line + (round_ * together + k) * lanes)
+            start, there, into = fetch.line(self.place, number)
+            start, there, into = named("start", start), named("there", there), named("into", self.base + into)
+            for i, (element, inside, offset, own) in enumerate(self.sources):
+                conditions = [*own, *([] if sure else [number < fetch.lines])]
+                use = named("use", tirx.all(there, inside, *conditions))
+                first = (k * len(self.sources) + i) * words
+                values = [fetch.values[first + j] for j in range(words)]
+                with _where(conditions if stored or fetch.copied else []):
+                    if stored:
+                        fetch.store(into + offset, values)
+                    elif fetch.copied:
+                        fetch.copy(into + offset, start + element, use)
+                    else:
+                        fetch.load(values, start + element, use, first)
+
+
 def _where(conditions: list[Expr]) -> contextlib.ExitStack:
     """A body that runs where all `conditions` hold."""
     stack = contextlib.ExitStack()
@@ -271,7 +328,8 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
     """Put the filters of output channels `first` on into `memory` from word `at` on, in the order of fragments: for
     each step and pair of octets of channels a lane's words side by side; zeros where there are no filters.
 
-    A warp has some of the channels, its lanes neighbouring units, whose places in a filter are found once for all.
+    A warp has neighbouring channels, its lanes neighbouring units.  A channel is a constant away from the warp's first,
+    in memory and among the words, so that places are found once for all channels.
     """
     p, c = w.problem, w.config
     if p.filter_axes[-1] == "co":
@@ -279,39 +337,50 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
         return
     channel_axis = w.channel_axis
     pitch = strides(p.filter_axes, p.extents)
-    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"]
+    warps, units = c.threads // 32, w.steps * STEP
     whole = channel_axis == "li"  # units are words of channels in memory, as they are where channels are even
     along = p.filter_axes[-1] == "ci" and w.channels == w.elements
     whole = whole or (along and w.lead % w.unit == 0 and p.kw * p.ci % w.unit == 0)
-    of_warp = -(-c.block_n // warps)
-    together = min(of_warp, IN_FLIGHT // (1 if whole else w.unit))
-    with T.serial(-(-units // 32)) as chunk:
-        unit = kept("unit", chunk * 32 + lane)
-        row, element = named("row", T.truncdiv(unit, w.row_units)), T.truncmod(unit, w.row_units) * w.unit - w.lead
-        found = []
-        for i in range(1 if whole else w.unit):
-            column, channel = T.truncdiv(element + i, w.channels), T.truncmod(element + i, w.channels)
-            inside = [row < p.kh, element + i >= 0, element + i < p.kw * w.channels, channel < w.elements]
-            place = row * pitch["kh"] + column * pitch["kw"] + channel * pitch[channel_axis]
-            found.append((named("place", place), named("inside", tirx.all(*inside))))
-        with T.serial(-(-of_warp // together)) as turn:
-            values = T.alloc_local((together * len(found),), "uint32")
-            numbers = [named("number", (turn * together + k) * warps + warp) for k in range(together)]
-            for k, number in enumerate(numbers):
-                start = named("start", (first + number) * pitch["co"])
-                for i, (place, inside) in enumerate(found):
-                    use = tirx.all(inside, first + number < channels)
-                    source = tensors["flat filter"].ptr_to([T.Select(use, start + place, 0)])
-                    nbytes = WORD if whole else w.item
-                    T.buffer_store(values, _load(nbytes, source, use), [k * len(found) + i])
-            for k, number in enumerate(numbers):
-                value = values[k * len(found)]
-                for i in range(1, len(found)):
-                    shift = T.uint32(8 * w.item * i)
-                    value = T.bitwise_or(value, T.shift_left(values[k * len(found) + i], shift))
-                target = memory.ptr_to([(at + weight_word(w, number, unit)) * WORD])
-                with T.If(tirx.all(number < c.block_n, unit < units)), T.Then():
-                    _put(WORD, target, value)
+    parts = 1 if whole else w.unit  # loads of a word
+    # powers of two, whose places among the words add up
+    of_warp = 1 << (-(-c.block_n // warps) - 1).bit_length()
+    together = min(of_warp, 1 << (FILTERS_IN_FLIGHT // parts).bit_length() - 1)
+    chunks = min(-(-units // 32), max(1, FILTERS_IN_FLIGHT // (together * parts)))
+    own, dealt_out = named("own", warp * of_warp), c.block_n == of_warp * warps
+
+    def fetch(chunk: Expr, channel: Expr) -> None:
+        """`chunks` of 32 units from number `chunk` on, of `together` channels of the block from number `channel` on."""
+        values = T.alloc_local((chunks * together * parts,), "uint32")
+        begin = named("begin", (first + channel) * pitch["co"])
+        left, of_block = named("left", p.extents["co"] - first - channel), named("of_block", c.block_n - channel)
+        numbers = [named("unit", (chunk + i) * 32 + lane) for i in range(chunks)]
+        for i, unit in enumerate(numbers):
+            row, element = named("row", T.truncdiv(unit, w.row_units)), T.truncmod(unit, w.row_units) * w.unit - w.lead
+            for part in range(parts):
+                column, of_pixel = T.truncdiv(element + part, w.channels), T.truncmod(element + part, w.channels)
+                inside = [row < p.kh, element + part >= 0, element + part < p.kw * w.channels, of_pixel < w.elements]
+                inside = named("inside", tirx.all(*inside))
+                place = row * pitch["kh"] + column * pitch["kw"] + of_pixel * pitch[channel_axis]
+                place = named("place", T.Select(inside, begin + place, 0))
+                for k in range(together):
+                    there = inside if dealt_out and p.extents["co"] % c.block_n == 0 else tirx.all(inside, k < left)
+                    source = tensors["flat filter"].ptr_to([place + k * pitch["co"]])
+                    value = _load(WORD if whole else w.item, source, there)
+                    T.buffer_store(values, value, [(i * together + k) * parts + part])
+        begin = named("to", at + channel_word(w, channel))
+        for i, unit in enumerate(numbers):
+            to = named("to", begin + unit_word(w, unit))
+            for k in range(together):
+                held = [values[(i * together + k) * parts + part] for part in range(parts)]
+                value = held[0]
+                for part in range(1, parts):
+                    value = T.bitwise_or(value, T.shift_left(held[part], T.uint32(8 * w.item * part)))
+                conditions = [] if units % (32 * chunks) == 0 else [unit < units]
+                with _where(conditions + ([] if dealt_out else [k < of_block])):
+                    _put(WORD, memory.ptr_to([(to + channel_word(w, k)) * WORD]), value)
+
+    with T.serial(-(-units // (32 * chunks))) as turn, T.serial(of_warp // together) as turn_of_channels:
+        fetch(turn * chunks, own + turn_of_channels * together)
 
 
 def _fetch_across(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane: Expr, first: Expr, at: int) -> None:
@@ -349,23 +418,34 @@ def _fetch_across(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
                     value, T.shift_left(values[k * elements + i // w.beside], T.uint32(8 * w.item * i))
                 )
             for image in range(w.beside):
-                target = memory.ptr_to([(at + weight_word(w, own * w.beside + image, unit)) * WORD])
+                word = at + channel_word(w, own * w.beside + image) + unit_word(w, unit)
+                target = memory.ptr_to([word * WORD])
                 with T.If(number < count), T.Then():
                     _put(WORD, target, value)
 
 
-def weight_word(w: Windows, channel: Expr, unit: Expr) -> Expr:
-    """The word of a block's channel and unit of the reduction among its filters."""
+def channel_word(w: Windows, channel: Index) -> Index:
+    """Words of a block's filters before those of a channel: powers of two of its bits, so that of channels without a
+    bit in common they add up."""
+
+    def split(number: Index, by: int) -> tuple[Index, Index]:
+        return divmod(number, by) if isinstance(number, int) else (T.truncdiv(number, by), T.truncmod(number, by))
+
     if w.channels_last:  # a lane has 2 x run neighbours
-        of_run = T.truncmod(channel, OCTET * w.run)
-        neighbour = T.truncmod(of_run, 2 * w.run)
-        image, own = T.truncmod(neighbour, w.beside), T.truncdiv(neighbour, w.beside)
-        octet = T.truncdiv(channel, OCTET * w.run) * w.run + image + T.truncdiv(own, 2) * w.beside
-        row = T.truncdiv(of_run, 2 * w.run) * 2 + T.truncmod(own, 2)
+        of_runs, of_run = split(channel, OCTET * w.run)
+        row, neighbour = split(of_run, 2 * w.run)
+        own, image = split(neighbour, w.beside)
+        octet = of_runs * w.run + image + split(own, 2)[0] * w.beside
+        row = row * 2 + split(own, 2)[1]
     else:
-        octet, row = T.truncdiv(channel, OCTET), T.truncmod(channel, OCTET)
+        octet, row = split(channel, OCTET)
+    vector, of_vector = split(octet, w.pair)
+    return (vector * 32 + row * 4) * (2 * w.pair) + of_vector * (2 if w.channels_last else 1)
+
+
+def unit_word(w: Windows, unit: Expr) -> Expr:
+    """And words of a channel before a unit of the reduction.  Two octets of rows of ``mma.sync`` have the first halves
+    of their steps side by side, then the others; of columns an octet has both."""
     step, of_step = T.truncdiv(unit, STEP), T.truncmod(unit, STEP)
-    half, lane = T.truncdiv(of_step, 4), row * 4 + T.truncmod(of_step, 4)
-    octets, pair = w.config.block_n // OCTET, w.pair
-    vector = (step * (octets // pair) + T.truncdiv(octet, pair)) * 32 + lane
-    return vector * (2 * pair) + T.truncmod(octet, pair) * 2 + half
+    half, vector = T.truncdiv(of_step, 4), step * (w.config.block_n // OCTET // w.pair) * 32 + T.truncmod(of_step, 4)
+    return vector * (2 * w.pair) + half * (1 if w.channels_last else w.pair)

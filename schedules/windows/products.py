@@ -48,15 +48,19 @@ class WarpPlace:
     n: Expr
 
 
-def pixel_of(w: Windows, warp: WarpPlace, octet: int) -> tuple[Expr, Expr]:
-    """(row, column) in the tile of a warp's octet of pixels: of its first pixel."""
+def pixel_of(w: Windows, warp: WarpPlace) -> tuple[Expr, Expr]:
+    """(row, column) in the tile of the first pixel of a warp's first octet."""
     of_row, octets = w.config.tile_w // OCTET, w.pixel_octets
     if octets % of_row == 0:
-        row, first = warp.m * (octets // of_row) + octet // of_row, octet % of_row
-        return row, first * OCTET if w.channels_last else _first(w, first)
+        return warp.m * (octets // of_row), T.int32(0)
     parts = of_row // octets
-    column = T.truncmod(warp.m, parts) * (octets * OCTET)
-    return T.truncdiv(warp.m, parts), column + (octet * OCTET if w.channels_last else _first(w, octet))
+    return T.truncdiv(warp.m, parts), T.truncmod(warp.m, parts) * (octets * OCTET)
+
+
+def octet_at(w: Windows, octet: int) -> tuple[int, int]:
+    """Rows and columns from there to the first pixel of another of its octets."""
+    row, first = divmod(octet, min(w.config.tile_w // OCTET, w.pixel_octets))
+    return row, first * OCTET if w.channels_last else _first(w, first)
 
 
 def _first(w: Windows, octet: int) -> int:
@@ -86,7 +90,7 @@ class Products:
         self.zero = T.int32(0) if dtype == "int32" else T.float32(0)
 
         quad = named("quad", T.truncmod(lane, 4))
-        row, column = pixel_of(w, warp, 0)
+        row, column = pixel_of(w, warp)
         start = row * (w.problem.stride[0] * w.pitch) + (column + lane_pixel(w, lane)) * w.pixel_words
         self.start = named("window", start + (w.shift - w.lead) // w.unit + quad)
         # to the next row, for lanes whose unit is of the next kernel row
@@ -127,9 +131,7 @@ class Products:
     def offset(self, octet: int) -> int:
         """Words from the window of a lane's first pixel to that in another octet."""
         w = self.w
-        of_row = min(w.config.tile_w // OCTET, w.pixel_octets)
-        row, first = divmod(octet, of_row)
-        column = first * OCTET if w.channels_last else _first(w, first)
+        row, column = octet_at(w, octet)
         return row * w.problem.stride[0] * w.pitch + column * w.pixel_words
 
     def emit(self, patch: Expr) -> None:
@@ -202,7 +204,9 @@ class Products:
             for j in range(octets[1]):
                 sums = [self.sums[(i * octets[1] + j) * 4 + k] for k in range(4)]
                 image = j % w.beside * 2 * w.pixel_octets  # octets of channels take turns at the images
-                rows = [a[image + 4 * i + k] for k in (0, 2, 1, 3)]
+                # filters come as a fragment has them
+                order = (0, 2, 1, 3) if w.channels_last else (0, 1, 2, 3)
+                rows = [a[image + 4 * i + k] for k in order]
                 columns = [b[2 * j + k] for k in range(2)]
                 T.evaluate(T.cuda.func_call("windows_mma", *sums, *rows, *columns, source_code=text))
 

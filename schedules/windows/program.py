@@ -100,9 +100,11 @@ class Kernel:
         ahead = config.num_stages == 2
         with T.While(tile[0] < count):
             following = named("following", tile[0] + w.rows)
-            if ahead:
+            to = 1 - stage[0] if ahead else T.int32(0)
+            if ahead or fetch.held:
                 with T.If(following < count), T.Then():
-                    fetch.emit(self.place(following), 1 - stage[0])
+                    fetch.begin(self.place(following), to)
+            if ahead:
                 if fetch.copied:
                     with T.If(following < count):
                         with T.Then():
@@ -114,9 +116,12 @@ class Kernel:
             T.evaluate(T.cuda.cta_sync())
             products.emit(stage[0] * w.patch_words)
             T.evaluate(T.cuda.cta_sync())
-            if not ahead:
+            if not fetch.copied:
                 with T.If(following < count), T.Then():
-                    fetch.emit(self.place(following), T.int32(0))
+                    fetch.end(self.place(following), to)
+            elif not ahead:
+                with T.If(following < count), T.Then():
+                    fetch.emit(self.place(following), to)
             results.emit(self.place(tile[0]))
             T.buffer_store(tile, following, [0])
             if ahead:

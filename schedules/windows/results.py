@@ -11,11 +11,11 @@ from tvm.script import tirx as T
 from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import unrounded
 from schedules.tirx.types import Expr, Tensors
-from schedules.tirx.values import named
+from schedules.tirx.values import named, where
 from schedules.tirx.words import pack_8, pack_16, read, widened
 from schedules.windows.fetch import Place
 from schedules.windows.geometry import OCTET, Windows, strides
-from schedules.windows.products import Products, WarpPlace, pixel_of
+from schedules.windows.products import Products, WarpPlace, octet_at, pixel_of
 
 _STORES = {
     16: "*(uint4*)to = make_uint4(a, b, c, d);",
@@ -35,12 +35,13 @@ class Results:
     def __init__(
         self, w: Windows, tensors: Tensors, products: Products, warp: WarpPlace, lane: Expr, first: Expr
     ) -> None:
-        self.w, self.tensors, self.products, self.warp = w, tensors, products, warp
+        self.w, self.tensors, self.products = w, tensors, products
         self.out = strides(w.problem.output_axes, w.problem.extents)
         self.item = numpy_dtype(w.problem.epilogue.out_dtype).itemsize
         self.count = 2 * w.run  # neighbours of a lane
         self.row, self.quad = named("row", T.truncdiv(lane, 4)), named("left", T.truncmod(lane, 4) * self.count)
         self.first = named("channel", first + warp.n * (w.weight_octets * OCTET))
+        self.top, self.column = (named(name, at) for name, at in zip(("top", "column"), pixel_of(w, warp), strict=True))
 
     def emit(self, place: Place) -> None:
         """Finish and store the tile at `place`."""
@@ -51,43 +52,58 @@ class Results:
 
     def _pixels(self, place: Place) -> None:
         """A lane's pixel of each octet, and there of neighbouring channels."""
-        w, p = self.w, self.w.problem
+        w = self.w
         groups = range(0, w.weight_octets, w.run)
         channels = [named("channel", self.first + group * OCTET + self.quad) for group in groups]
         terms = [[self._channel_terms(channel + i) for i in range(self.count)] for channel in channels]
+        starts = [named("start", self._start(place, self.row) + self._of_channel(channel)) for channel in channels]
         for octet in range(w.pixel_octets):
-            row, column = pixel_of(w, self.warp, octet)
-            y, x = named("y", place.y + row), named("x", place.x + column + self.row)
-            image = place.n * (self.out["n"] if w.beside == 1 else 0)
-            start = named("start", image + y * self.out["y"] + x * self.out["x"])
-            inside = named("inside", tirx.all(y < p.out_h, x < p.out_w))
-            for group, channel, given in zip(groups, channels, terms, strict=True):
+            row, column = octet_at(w, octet)
+            inside = self._inside(place, row, column + self.row)
+            for group, channel, start, given in zip(groups, channels, starts, terms, strict=True):
                 sums = []
                 for i in range(self.count):
                     own, image = divmod(i, w.beside)
                     sums.append(self.products.sum_of(octet, group + own // 2 * w.beside + image, own % 2))
-                self._store(self._at(start, channel), sums, given, inside, w.out_channels - channel)
+                there = w.out_channels - channel if w.out_channels % w.config.block_n else None
+                self._store(start + (row * self.out["y"] + column * self.out["x"]), sums, given, inside, there)
 
-    def _at(self, start: Expr, channel: Expr) -> Expr:
-        """The element of a channel of the pixel that starts there."""
+    def _of_channel(self, channel: Expr) -> Expr:
+        """Elements from a pixel's start to one of its channels."""
         if "go" not in self.out:
-            return start + channel
+            return channel
         size = self.w.problem.extents["lo"]
-        return start + T.truncdiv(channel, size) * self.out["go"] + T.truncmod(channel, size)
+        return T.truncdiv(channel, size) * self.out["go"] + T.truncmod(channel, size)
 
     def _channels(self, place: Place) -> None:
         """A lane's channel of each octet, and there of neighbouring pixels."""
         w, p = self.w, self.w.problem
+        start = named("start", self._start(place, self.quad) + (self.first + self.row) * self.out["co"])
         for octet in range(w.weight_octets):
             channel = named("channel", self.first + octet * OCTET + self.row)
             given = [self._channel_terms(channel)] * self.count
-            start = named("start", place.n * self.out["n"] + channel * self.out["co"])
             for group in range(0, w.pixel_octets, w.run):
-                row, column = pixel_of(w, self.warp, group)
-                y, x = named("y", place.y + row), named("x", place.x + column + self.quad)
-                inside = tirx.all(y < p.out_h, channel < w.out_channels)
+                row, column = octet_at(w, group)
+                inside = self._inside(place, row, channel=channel)
                 sums = [self.products.sum_of(group + i // 2, octet, i % 2) for i in range(self.count)]
-                self._store(start + y * self.out["y"] + x, sums, given, inside, p.out_w - x)
+                there = p.out_w - (place.x + self.column + self.quad + column) if p.out_w % w.config.tile_w else None
+                more = octet * OCTET * self.out["co"] + row * self.out["y"] + column
+                self._store(start + more, sums, given, inside, there)
+
+    def _start(self, place: Place, column: Expr) -> Expr:
+        """The element, of the first channel, of the pixel so many columns after the warp's first."""
+        image = place.n * (self.out["n"] if self.w.beside == 1 else 0)
+        return image + (place.y + self.top) * self.out["y"] + (place.x + self.column + column) * self.out["x"]
+
+    def _inside(self, place: Place, row: int, column: Expr | None = None, channel: Expr | None = None) -> Expr | None:
+        """Whether a pixel so far from the warp's first is of the image, and there is a channel; None where all are."""
+        w, p = self.w, self.w.problem
+        found = [place.y + self.top + row < p.out_h] if p.out_h % w.config.tile_h else []
+        if column is not None and p.out_w % w.config.tile_w:
+            found.append(place.x + self.column + column < p.out_w)
+        if channel is not None and w.out_channels % w.config.block_n:
+            found.append(channel < w.out_channels)
+        return named("inside", tirx.all(*found)) if found else None
 
     def _channel_terms(self, channel: Expr) -> dict[str, Expr]:
         terms = self.w.problem.epilogue.of_axis("channel")
@@ -95,11 +111,21 @@ class Results:
         return {term.name: named(term.name, widened(self.tensors[term.name][at])) for term in terms}
 
     def _store(
-        self, at: Expr, sums: Sequence[Expr], given: Sequence[dict[str, Expr]], inside: Expr, there: Expr
+        self,
+        at: Expr,
+        sums: Sequence[Expr],
+        given: Sequence[dict[str, Expr]],
+        inside: Expr | None,
+        there: Expr | None,
     ) -> None:
-        """Store neighbours from element `at` on, if `inside`, and of these the first `there`."""
+        """Store neighbours from element `at` on, if `inside`, and of these the first `there`; None is always, and all
+        of them."""
         w, e, dtype = self.w, self.w.problem.epilogue, self.w.problem.epilogue.out_dtype
-        at = named("at", at)
+
+        def exists(i: int) -> Expr | None:
+            conditions = [each for each in (inside, None if there is None else i < there) if each is not None]
+            return tirx.all(*conditions) if conditions else None
+
         # how far elements of the output are aligned, and how many there may be
         along = w.out_channels if w.channels_last else w.problem.out_w
         whole = math.gcd(self.count, along)
@@ -113,9 +139,10 @@ class Results:
                 elif operand.axis == "tensor":
                     operands.append(self.tensors[operand.name][0])
                 else:
-                    exists = tirx.all(inside, i < there)
-                    element = named("element", T.Select(exists, at + i, 0))
-                    operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], element, exists)))
+                    own = exists(i)
+                    own = T.bool(True) if own is None else own
+                    element = named("element", T.Select(own, at + i, 0))
+                    operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], element, own)))
             values.append(unrounded(e, total, operands))
         for i in range(0, self.count, vector):
             words = self._packed(dtype, values[i : i + vector])
@@ -123,7 +150,7 @@ class Results:
             names = "abcd"[: len(words)]
             text = _STORE.format(nbytes, ", ".join(f"unsigned int {name}" for name in names), _STORES[nbytes])
             target = self.tensors["flat output"].ptr_to([at + i])
-            with T.If(tirx.all(inside, i < there)), T.Then():
+            with where(exists(i)):
                 T.evaluate(T.cuda.func_call(f"windows_store_{nbytes}", target, *words, source_code=text))
 
     def _packed(self, dtype: str, values: Sequence[Expr]) -> list[Expr]:

@@ -35,6 +35,8 @@ def test_mutants_are_caught(emulation: None) -> None:
         "a patch over one that is read": (r"(while[\s\S]*cta_sync[\s\S]*)" + BARRIER, r"\1"),
     }
     assert_mutants_caught(built, mutants)
+    built = built_for_emulation("conv2d_nchw", "7x7, stride 2", num_stages=1)  # which waits in registers
+    assert_mutants_caught(built, {"a patch over one that is read": (r"(while[\s\S]*cta_sync[\s\S]*)" + BARRIER, r"\1")})
     built = built_for_emulation("conv2d_nhwc", "3x3", w=41)  # whose pixels have a fourth channel of zeros
     assert_mutants_caught(built, {"elements beside zeros": (BARRIER + r"(?=[\s\S]*while)", "")})
 
@@ -80,6 +82,33 @@ def test_copies_and_stores_are_wide(
     found, sass = opcodes(built), view(built, "sass").replace(".desc", "").replace(".CONSTANT", "")
     assert found["IMMA" if "dtype" in fields else "HMMA"] and not found["STL"] and not found["LDL"]
     assert copies in sass and stores in sass, sorted({line for line in sass.split() if "LDG" in line or "STG" in line})
+
+
+@pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw"])
+def test_products_take_fragments_as_they_come(cuda_compiler: None, sm_90a: Arch, name: str) -> None:
+    words = dict(tile_h=8, tile_w=16, block_n=64, warps_m=2, warps_n=1, num_stages=1, blocks_sm=1, grid=132)
+    given = dict(n=8, h=224, w=224, ci=3, co=64, kh=3, kw=3, stride=2, pad=1, dtype="float16")
+    lines = view(build(problem_of(name, **given), sm_90a, "mma_windows", words), "sass").splitlines()
+    products = [number for number, line in enumerate(lines) if "HMMA" in line]
+    moves = [line for line in lines[products[0] : products[-1]] if " MOV " in line or "IMAD.MOV" in line]
+    assert len(moves) < len(products) / 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "early"),
+    [
+        ("3x3", {}, True),
+        ("3x3", dict(num_stages=1), True),
+        ("7x7, stride 2", dict(warps_m=1), False),  # for which there are too few registers
+    ],
+)
+def test_a_patch_is_loaded_before_the_one_before_is_multiplied(shape: str, words: dict[str, Any], early: bool) -> None:
+    given, more = SHAPES[shape]
+    problem = problem_of("conv2d_nchw", **given, dtype="float16")
+    built = build(problem, parse_arch("sm_90a"), "mma_windows", SMALL | more | words, device_code=False)
+    loop = str(built.sources["cu"]).split("while", 1)[1].split("windows_mma(", 1)
+    assert ("windows_load_words" in loop[0]) == early and ("windows_load_words" in loop[1]) != early
+    assert "windows_put_words" in loop[1]
 
 
 def test_on_ampere(emulation: None) -> None:
