@@ -104,20 +104,12 @@ def _adds_apart(problem: Any) -> bool:
     return _adds(problem) and problem.out_w % VECTOR > 0
 
 
-LONG = 400  # elements of a filter, which blocks took long to put in order
-
-
 def _long(problem: Any) -> bool:
+    """Whether blocks of `mma_windows` took long to put filters in order."""
     return bool(problem.kh * problem.kw * problem.ci >= LONG)
 
 
 REVISIONS = (
-    # filters are put in order at once, fragments lie as mma.sync takes them, patches wait in registers: 182 trials of
-    # 137 problems, of the old and the new kernels in turn on one host
-    Revision("conv2d_nchw", "mma_windows", "2026-12-01T0330", 0.915, lambda problem: True),
-    Revision("conv2d_nhwc", "mma_windows", "2026-12-01T0330", 0.755, _long),
-    Revision("conv2d_nhwc", "mma_windows", "2026-12-01T0330", 0.961, lambda problem: not _long(problem)),
-    Revision("conv2d_nchw32", "mma_windows", "2026-12-01T0330", 0.978, lambda problem: True),
     # rows whose pixels are read one by one no longer are neighbours: 226 trials of 132 layers (2026-11-30T1115)
     Revision("conv2d_nchw", "tma_wgmma_lines", "2026-11-30T1110", 0.983, _read_apart),
     # rows that no one looks at are not loaded: 20 and 53 trials (2026-11-30T1412); the host's launch as 50 trials of
@@ -136,7 +128,14 @@ REVISIONS = (
         Revision("conv2d_nchw", f"tma_wgmma_{name}", "2026-11-30T1735", 0.944, _adds)
         for name in ("images", "lines", "runs", "spans", "turned")
     ),
+    # filters are put in order at once, fragments lie as mma.sync takes them, patches wait in registers: 182 trials of
+    # 137 problems, of the old and the new kernels in turn on one host
+    Revision("conv2d_nchw", "mma_windows", "2026-12-01T0330", 0.915, lambda problem: True),
+    Revision("conv2d_nhwc", "mma_windows", "2026-12-01T0330", 0.755, _long),
+    Revision("conv2d_nhwc", "mma_windows", "2026-12-01T0330", 0.961, lambda problem: not _long(problem)),
+    Revision("conv2d_nchw32", "mma_windows", "2026-12-01T0330", 0.978, lambda problem: True),
 )
+LONG = 400  # elements of a filter
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 

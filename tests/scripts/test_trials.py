@@ -14,6 +14,7 @@ from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
 from scripts.fit_choice import known
 from scripts.trials import REVISIONS, Revision, measured, read
+from tests.conftest import problem_of
 
 LOGS = Path(__file__).parents[2] / "tuning_logs"
 FOLDER = LOGS / "nvidia-h200"
@@ -177,3 +178,10 @@ def test_a_kernel_that_changed_has_its_trials_of_before_revised(
         file.write_text("\n".join([*lines, ""]))
         changed, same = (layer.best for layer in read(file)[1])
         assert same == 10.0 and changed == (10.0 * revision.factor if revised else 10.0)
+
+
+@pytest.mark.parametrize("ci, factor", [(15, 0.961), (16, 0.755)])
+def test_windows_of_long_filters_became_faster_by_more(ci: int, factor: float) -> None:
+    problem = problem_of("conv2d_nhwc", n=8, h=16, w=16, ci=ci, co=64, kh=5, kw=5, dtype="float16")
+    own = [each for each in REVISIONS if (each.operator, each.schedule) == ("conv2d_nhwc", "mma_windows")]
+    assert [each.factor for each in own if each.concerns(problem)] == [factor]
