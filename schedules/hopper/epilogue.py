@@ -235,10 +235,7 @@ class Results:
             if pair == m == 0:
                 residual.wait(box)
             lane_of = lanes[columns(box, pair)[1]]
-            found = [residual.pair(stores, box, m, pair, *part, lane_of) for part in product(range(2), range(2))]
-            if (pair, m) == (pairs[-1], blocks[-1]):
-                residual.free(box)
-            return found
+            return [residual.pair(stores, box, m, pair, *part, lane_of) for part in product(range(2), range(2))]
 
         for first in range(0, staging.columns // staging.width, staging.together):
             stores.before()
@@ -262,6 +259,8 @@ class Results:
                         given = of_columns[2 * half + i], of_step[part][i]
                         values.append(self.finish(totals[i ^ swap], of_row, *given))
                 stores.write(box - first, values, m, pair, lanes[permuted])
+                if residual and (pair, m) == (pairs[-1], blocks[-1]):
+                    residual.free(box)  # whose elements are in results now: a load on its way would come too late
             stores.written()
             stores.store(first)
 

@@ -84,7 +84,8 @@ class Residual:
         return read_shared_pair(source.tensor, source.dtype, memory.ptr_to([start + at]))
 
     def free(self, box: int) -> None:
-        """Say that this warp has read box number `box`."""
+        """Say that this warp has read box number `box`, which TMA may write then."""
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.warp_sync())
         with T.If(self.member.lane == 0), T.Then():
             self.arrivals.empty.arrive(self.arrivals.number(self.member.consumer, box))

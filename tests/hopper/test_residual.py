@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from schedules.build.builder import build
+from schedules.core.arch import parse_arch
 from schedules.hopper.shared import TensorMap
+from tests.conftest import problem_of
 from tests.hopper.conftest import WorkOf
 from tests.hopper.works import PLAIN, WORKS
 from tests.hopper_kernels import assert_emulated
@@ -42,3 +46,26 @@ def test_it_comes_where_results_leave_by_tma(work_of: WorkOf, name: str) -> None
 )
 def test_tile_after_tile(emulation: None, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nhwc", LAYER, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "write"),
+    [
+        ("conv2d_nhwc", LAYER, "stmatrix"),
+        ("conv2d_nchw32", LAYER | dict(ci=64, co=64, dtype="int8"), "hopper_store_s8"),
+    ],
+)
+def test_room_is_free_when_what_was_read_is_used(name: str, fields: dict[str, Any], write: str) -> None:
+    """A load may still be on its way when the next instruction says that it is not: then TMA writes first."""
+    words = TILE | dict(block_n=64, ping_pong=True, stationary=True, grid=2)
+    built = build(problem_of(name, **fields), parse_arch("sm_90a"), "tma_wgmma", words, device_code=False)
+    main = str(built.sources["cu"]).rsplit("main_kernel(", 1)[1]
+    way_out = main[main.index("read_shared_pair") :]
+    # of each box: its last pair's place in the text, and what follows up to where it is said to be free
+    freed = re.split(r"mbarrier_arrive_arrive\w*\(", way_out)[:-1]
+    assert freed
+    for text in freed:
+        *_, last = re.finditer(r"(residual_pair\w*) = ", text)
+        after = text[last.end() :]
+        used = re.search(rf"\b{last[1]}\b", after)
+        assert used and write in after[used.end() :] and "fence_proxy_proxy_async" in after
