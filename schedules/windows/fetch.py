@@ -129,8 +129,7 @@ class PatchFetch:
         self.lines = self.rows * self.per_row
         powers = [2**i for i in range(3, 11) if w.config.threads % 2**i == 0]
         self.across = min(powers, key=lambda n: (math.prod(self.turns(n)), -n))
-        words = 0 if self.copied else self.piece_words * self.turns(self.across)[1] * self.together
-        self.values = T.alloc_local((max(1, words),), "uint32")
+        self.values = T.alloc_local((max(1, self.round_words),), "uint32")
 
     def turns(self, across: int) -> tuple[int, int]:
         """Lines, and pieces of each, of a thread, where `across` threads share a line."""
@@ -202,9 +201,13 @@ class PatchFetch:
         """Whether a patch waits in registers between `begin` and `end`, for which there is room."""
         if self.copied or self.rounds > 1:
             return False
-        words = self.together * self.turns(self.across)[1] * self.piece_words
         of_thread = min(REGISTERS, REGISTERS_SM // (self.w.config.threads * self.w.config.blocks_sm))
-        return self.w.registers + words <= of_thread
+        return self.w.registers + self.round_words <= of_thread
+
+    @property
+    def round_words(self) -> int:
+        """Words of a thread's pieces of a round that pass through registers."""
+        return 0 if self.copied else self.together * self.turns(self.across)[1] * self.piece_words
 
     @property
     def together(self) -> int:
