@@ -1,4 +1,4 @@
-"""Tensor memory and its barriers, the thread that multiplies, and the consumers that read its sums.
+"""Tensor memory and its barriers, the warp that multiplies, and the consumers that read its sums.
 
 A tile's sums take the buffers of tensor memory in turn.  Two mbarriers of a buffer: `full` completes when all products
 of a tile are there; `empty`, when all warps that finish it have read them, of both blocks where two multiply together.
@@ -115,10 +115,8 @@ class TensorCores(Cores):
     ) -> None:
         multiplies = [at.rank_m == 0] if self.config.cta_group > 1 else []
         with T.If(tirx.all(warp == MULTIPLIER, *multiplies)), T.Then():
-            part("The multiplier: one thread has the tensor cores multiply every stage that is full")
-            T.evaluate(T.cuda.warp_sync())
-            with T.If(T.cuda.elect_sync()), T.Then():
-                Multiplier(self.work, self.memory, memory, ring, at, clusters).run(tile)
+            part("The multiplier: a warp has the tensor cores multiply every stage that is full")
+            Multiplier(self.work, self.memory, memory, ring, at, clusters).run(tile)
 
     def consumer(
         self,
@@ -149,7 +147,8 @@ class TensorCores(Cores):
 
 
 class Multiplier:
-    """The thread that multiplies the stages of `ring` into tensor memory, of the block at `at` of one of `clusters`."""
+    """The warp that multiplies the stages of `ring` into tensor memory, of the block at `at` of one of `clusters`: it
+    waits as one, and one of its threads issues, as the producer's do."""
 
     def __init__(
         self, work: Work, sums: TensorMemory, memory: SharedMemory, ring: Ring, at: ClusterPlace, clusters: Index
@@ -179,10 +178,12 @@ class Multiplier:
             for step in T.serial(count):
                 self.ring.wait_full()
                 T.ptx["tcgen05.fence::after_thread_sync"]()
-                self.multiply_stage(step, buffer)
-                self.commit(self.ring.empty.ptr_to([self.ring.stage]), self.readers())
+                if T.cuda.elect_sync():
+                    self.multiply_stage(step, buffer)
+                    self.commit(self.ring.empty.ptr_to([self.ring.stage]), self.readers())
                 self.ring.advance()
-            self.commit(self.sums.full.ptr_to([buffer]), self.finishers())
+            if T.cuda.elect_sync():
+                self.commit(self.sums.full.ptr_to([buffer]), self.finishers())
             buffer = buffer + 1
             if buffer == self.config.buffers:
                 buffer = 0

@@ -1,5 +1,9 @@
-"""The producer: one thread that has TMA fill every stage of the ring that is free, tile after tile; beside it, where
-operand a lies in lines, all threads of its warpgroup that copy these; one more has TMA bring residuals."""
+"""The producer: a warp that has TMA fill every stage of the ring that is free, tile after tile; beside it, where
+operand a lies in lines, all threads of its warpgroup that copy these; one more warp has TMA bring residuals.
+
+A warp waits as one, and one of its threads issues: while a thread alone slept, the others could run ahead to where the
+warp meets, and overwrite uniform registers that a load on its way had not read yet (wrong blocks of a cluster, then).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::
 
 @dataclass(frozen=True)
 class Producer:
-    """The loads of a block, which stands at `at` of one of `clusters`, by `thread` of the producer."""
+    """The loads of a block, which stands at `at` of one of `clusters`, by the warp of `thread` of the producer."""
 
     work: Work
     maps: Maps
@@ -80,10 +84,7 @@ class Producer:
 
         def load() -> None:
             self.ring.wait_empty()
-            if self.work.a.copied:
-                with T.If(self.thread == 0), T.Then():
-                    self.load_boxes(place, tile, ry, rx, chunk)
-            else:
+            with T.If(self.thread == 0 if self.work.a.copied else T.cuda.elect_sync()), T.Then():
                 self.load_boxes(place, tile, ry, rx, chunk)
 
         if turner:
@@ -139,15 +140,16 @@ class Producer:
             with T.serial(added.boxes) as box:
                 number, column = named("box", arrivals.number(owner + part, box)), box * staging.width
                 arrivals.empty.wait(number, turn ^ 1)
-                arrivals.full.arrive(number, added.box_bytes)
-                arrived = arrivals.full.ptr_to([number])
-                for line in range(added.lines):
-                    if isinstance(staging, LineStaging):
-                        at = work.line_at(place, part, line * staging.run, column)
-                    else:
-                        at = work.store_at(place, part, column)
-                    to = arrivals.memory.ptr_to([number * added.box_bytes + line * added.source.box_bytes])
-                    T.evaluate(T.ptx[form](to, T.address_of(self.maps.residual), *at, arrived))
+                with T.If(T.cuda.elect_sync()), T.Then():
+                    arrivals.full.arrive(number, added.box_bytes)
+                    arrived = arrivals.full.ptr_to([number])
+                    for line in range(added.lines):
+                        if isinstance(staging, LineStaging):
+                            at = work.line_at(place, part, line * staging.run, column)
+                        else:
+                            at = work.store_at(place, part, column)
+                        to = arrivals.memory.ptr_to([number * added.box_bytes + line * added.source.box_bytes])
+                        T.evaluate(T.ptx[form](to, T.address_of(self.maps.residual), *at, arrived))
 
     def copy_lines(self, place: Any, ry: Expr, chunk: Expr) -> None:
         """Copy this thread's part of operand a, and have it arrive when it is there."""

@@ -109,7 +109,7 @@ def program(
         phase = 0
         ring = T.meta_var(cores.ring(memory, at, stage, phase))
         if group >= consumers:
-            part("The producer: one thread has TMA fill every stage that is free, tile after tile")
+            part("The producer: a warp has TMA fill every stage that is free, tile after tile")
             if producer_registers > 0:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
             # of the warps that do not multiply
@@ -122,29 +122,24 @@ def program(
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                 producer.run(tile)
             elif number == 0:
-                T.cuda.warp_sync()
-                if T.cuda.elect_sync():
-                    if dependent:
-                        T.evaluate(T.ptx["griddepcontrol.wait"]())
-                    producer.run(tile)
-                    cores.drain(ring)
+                T.cuda.warp_sync()  # its first thread set the barriers up
+                if dependent:
+                    T.evaluate(T.ptx["griddepcontrol.wait"]())
+                producer.run(tile)
+                cores.drain(ring)
             if turned:
                 part("Pairs of warps turn operand a, of which another has TMA bring boxes of the data as they lie")
                 turner = T.meta_var(turner_of(work, memory.turned, maps.a, at, clusters))
                 if number == LOADER:
-                    T.cuda.warp_sync()
-                    if T.cuda.elect_sync():
-                        if work.a.source.tensor in filled:
-                            T.evaluate(T.ptx["griddepcontrol.wait"]())
-                        turner.load(tile, partial(work.loads_a, ry=0, rx=0, part=0))
+                    if work.a.source.tensor in filled:
+                        T.evaluate(T.ptx["griddepcontrol.wait"]())
+                    turner.load(tile, partial(work.loads_a, ry=0, rx=0, part=0))
                 if number >= FIRST_TURNER:
                     turner.turn(tile, number - FIRST_TURNER, lane)
             if added:
-                part("A warp of its own: one thread has TMA bring residuals, which wait for nothing but room")
+                part("A warp of its own has TMA bring residuals, which wait for nothing but room")
                 if number == RESIDUAL_WARP:
-                    T.cuda.warp_sync()
-                    if T.cuda.elect_sync():
-                        producer.run_residuals(tile)
+                    producer.run_residuals(tile)
             cores.beside_producer(ring, memory, at, clusters, number, tile)
             after_loads(work)
         else:

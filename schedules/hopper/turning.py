@@ -203,7 +203,7 @@ class BoxTurner:
 
     @T.inline
     def load(self, tile: Variable, boxes: Callable[..., Sequence[Load]]) -> None:
-        """Have TMA bring them, by one thread; `boxes` are those of a place, by the number of an arrival."""
+        """Have TMA bring them, by one warp; `boxes` are those of a place, by the number of an arrival."""
         ring = T.meta_var(self.memory.ring_of_boxes())
         arrivals = T.meta_var(self.memory.source.arrivals)
         while tile < self.clusters:
@@ -224,15 +224,16 @@ class BoxTurner:
         """Fill the ring's slot when it is free."""
         source = self.memory.source.source
         ring.wait_empty()
-        always = sum(load.when is None for load in loads)
-        count = sum((T.Cast("int32", load.when) for load in loads if load.when is not None), T.int32(always))
-        self.memory.arrived.arrive(ring.slot, count * source.box_bytes)
-        form = f"cp.async.bulk.tensor.{source.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        for load in loads:
-            to = ring.memory.ptr_to([ring.slot * ring.nbytes + load.offset])
-            barrier = self.memory.arrived.ptr_to([ring.slot])
-            with where(load.when):
-                T.evaluate(T.ptx[form](to, T.address_of(self.tensor_map), *load.at, barrier))
+        with T.If(T.cuda.elect_sync()), T.Then():
+            always = sum(load.when is None for load in loads)
+            count = sum((T.Cast("int32", load.when) for load in loads if load.when is not None), T.int32(always))
+            self.memory.arrived.arrive(ring.slot, count * source.box_bytes)
+            form = f"cp.async.bulk.tensor.{source.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            for load in loads:
+                to = ring.memory.ptr_to([ring.slot * ring.nbytes + load.offset])
+                barrier = self.memory.arrived.ptr_to([ring.slot])
+                with where(load.when):
+                    T.evaluate(T.ptx[form](to, T.address_of(self.tensor_map), *load.at, barrier))
         ring.advance()
 
     @T.inline
